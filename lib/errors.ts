@@ -1,0 +1,44 @@
+/**
+ * Stable error codes. Scripts may switch on them; messages may change.
+ *
+ * | code | meaning |
+ * | --- | --- |
+ * | `ERR_ARGUMENT` | an argument has the wrong type, or is not one of the values listed for it |
+ * | `ERR_CONFIG` | a model configuration that describes no legal model, or a route that the design does not have |
+ * | `ERR_SHAPE` | array lengths that disagree with each other or with the model |
+ * | `ERR_TOKEN_RANGE` | a token outside `[0, vocab)` |
+ * | `ERR_DOCUMENT_IDS` | a document id that recurs in its row after another document began |
+ * | `ERR_NO_TARGETS` | a training or scoring batch without a single valid target |
+ * | `ERR_CAPACITY` | more positions than the session was opened for |
+ * | `ERR_CHECKPOINT` | a checkpoint file that is malformed, incomplete, or of another model |
+ * | `ERR_DEVICE_MEMORY` | the device cannot hold what was asked for |
+ * | `ERR_DEVICE_UNAVAILABLE` | the requested backend is not built, not installed, or has no device |
+ * | `ERR_STATE` | the object is in a state in which this call makes no sense, for example a paused session |
+ * | `ERR_DISPOSED` | the object, or one it depends on, was disposed |
+ * | `ERR_INTERNAL` | a broken invariant: please report it |
+ */
+export type ErrorCode =
+  | 'ERR_ARGUMENT'
+  | 'ERR_CONFIG'
+  | 'ERR_SHAPE'
+  | 'ERR_TOKEN_RANGE'
+  | 'ERR_DOCUMENT_IDS'
+  | 'ERR_NO_TARGETS'
+  | 'ERR_CAPACITY'
+  | 'ERR_CHECKPOINT'
+  | 'ERR_DEVICE_MEMORY'
+  | 'ERR_DEVICE_UNAVAILABLE'
+  | 'ERR_STATE'
+  | 'ERR_DISPOSED'
+  | 'ERR_INTERNAL';
+
+/** Every error that duokv raises on purpose. The message names the argument, the index, the limit and the value. */
+export class DuokvError extends Error {
+  readonly code: ErrorCode;
+
+  constructor(code: ErrorCode, message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.name = 'DuokvError';
+    this.code = code;
+  }
+}
