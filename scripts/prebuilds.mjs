@@ -13,6 +13,12 @@ import { fileURLToPath } from 'node:url';
 const self = fileURLToPath(import.meta.url);
 const root = path.dirname(path.dirname(self));
 const staging = path.join(root, 'build', 'prebuild');
+const staged = path.join(staging, 'build', 'Release');
+
+function fail(message) {
+  console.error(`prebuilds: ${message}`);
+  process.exit(1);
+}
 
 function run(command, args, env = {}) {
   const result = spawnSync(command, args, {
@@ -21,21 +27,36 @@ function run(command, args, env = {}) {
     stdio: ['ignore', 'inherit', 'inherit'],
   });
   if (result.status !== 0) {
-    console.error(
-      `${[command, ...args].join(' ')} failed: ${result.error?.message ?? `exit code ${result.status}`}`,
-    );
-    process.exit(1);
+    fail(`${[command, ...args].join(' ')} failed: ${result.error?.message ?? `exit code ${result.status}`}`);
+  }
+}
+
+/** The Debian package that a library beside the addon was copied from. */
+function packageOf(library) {
+  const ldd = spawnSync('ldconfig', ['-p'], { encoding: 'utf8' }).stdout ?? '';
+  const source = ldd.match(new RegExp(`^\\s*${library.replaceAll('.', '\\.')} .* => (.+)$`, 'm'))?.[1];
+  if (!source) fail(`${library} is not among the libraries of this system, so its licence cannot be found`);
+  const real = fs.realpathSync(source);
+  for (const file of [real, real.replace(/^\/usr/, '')]) {
+    const owner = spawnSync('dpkg-query', ['-S', file], { encoding: 'utf8' });
+    if (owner.status === 0) return owner.stdout.split(':')[0];
+  }
+  return fail(`no Debian package owns ${real}, so its licence cannot be found`);
+}
+
+/** Every library that travels in the package travels with its licence. */
+function addLicences(folder) {
+  for (const library of fs.readdirSync(folder).filter((name) => /\.so(\.\d+)?$/.test(name))) {
+    const licence = path.join('/usr/share/doc', packageOf(library), 'copyright');
+    if (!fs.existsSync(licence))
+      fail(`${licence} is missing: the package may not carry ${library} without it`);
+    fs.copyFileSync(licence, path.join(folder, `${library}.LICENSE`));
   }
 }
 
 if (process.argv[2] === 'rebuild') {
   // Called by prebuildify in node-gyp's place.
-  run('cmake', [
-    '--install',
-    path.join('build', 'cmake'),
-    '--prefix',
-    path.join(staging, 'build', 'Release'),
-  ]);
+  run('cmake', ['--install', path.join('build', 'cmake'), '--prefix', staged]);
 } else {
   fs.rmSync(path.join(root, 'prebuilds'), { recursive: true, force: true });
   fs.rmSync(staging, { recursive: true, force: true });
@@ -43,4 +64,5 @@ if (process.argv[2] === 'rebuild') {
   const prebuildify = path.join(root, 'node_modules', '.bin', 'prebuildify');
   const options = ['--napi', '--strip', '--tag-libc', '--name', 'duokv', '--cwd', staging, '--out', root];
   run(prebuildify, options, { PREBUILD_NODE_GYP: self });
+  addLicences(path.join(root, 'prebuilds', `${process.platform}-${process.arch}`));
 }
