@@ -10,6 +10,7 @@
  * | `ERR_DOCUMENT_IDS` | a document id that recurs in its row after another document began |
  * | `ERR_NO_TARGETS` | a training or scoring batch without a single valid target |
  * | `ERR_CAPACITY` | more positions than the session was opened for |
+ * | `ERR_DATA` | text that cannot be read or is too little: no documents, an invalid JSON line, invalid UTF-8 |
  * | `ERR_CHECKPOINT` | a checkpoint file that is malformed, incomplete, or of another model |
  * | `ERR_DEVICE_MEMORY` | the device cannot hold what was asked for |
  * | `ERR_DEVICE_UNAVAILABLE` | the requested backend is not built, not installed, or has no device |
@@ -25,6 +26,7 @@ export type ErrorCode =
   | 'ERR_DOCUMENT_IDS'
   | 'ERR_NO_TARGETS'
   | 'ERR_CAPACITY'
+  | 'ERR_DATA'
   | 'ERR_CHECKPOINT'
   | 'ERR_DEVICE_MEMORY'
   | 'ERR_DEVICE_UNAVAILABLE'
