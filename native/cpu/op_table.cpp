@@ -1,0 +1,49 @@
+#include "cpu/cpu.h"
+#include "cpu/device_functions.h"
+#include "cpu/operations.h"
+
+namespace duokv::cpu {
+
+const ops::OpTable& op_table() {
+  static constexpr ops::OpTable table = {
+      .abi_version = ops::kAbiVersion,
+      .backend = "cpu",
+      .open = open,
+      .close = close,
+      .info = info,
+      .last_error = last_error,
+      .allocate = allocate,
+      .release = release,
+      .upload = upload,
+      .download = download,
+      .copy = copy,
+      .zero = zero,
+      .pack_cache_create = pack_cache_create,
+      .pack_cache_destroy = pack_cache_destroy,
+      .pack_cache_bytes = pack_cache_bytes,
+      .linear_forward = linear_forward,
+      .linear_backward = linear_backward,
+      .linear_cross_entropy = linear_cross_entropy,
+      .attention_forward = attention_forward,
+      .attention_backward = attention_backward,
+      .fuse_forward = fuse_forward,
+      .fuse_backward = fuse_backward,
+      .cache_write = cache_write,
+      .cache_read = cache_read,
+      .cache_copy = cache_copy,
+      .embedding_forward = embedding_forward,
+      .embedding_backward = embedding_backward,
+      .rms_norm_forward = rms_norm_forward,
+      .rms_norm_backward = rms_norm_backward,
+      .rotary = rotary,
+      .swiglu_forward = swiglu_forward,
+      .swiglu_backward = swiglu_backward,
+      .suffix_rows = suffix_rows,
+      .add = add,
+      .sum_squares = sum_squares,
+      .adamw = adamw,
+  };
+  return table;
+}
+
+}  // namespace duokv::cpu

@@ -1,0 +1,42 @@
+// One pool per device. A job is a number of chunks; the caller takes chunks too and at the end waits only for chunks
+// that another thread has taken, so a worker that never woke costs nothing. Chunk boundaries are the caller's and must
+// depend on shapes only, never on the number of threads: that keeps results the same for any thread count.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace duokv::cpu {
+
+// Usable CPUs of this process: the smaller of the affinity mask and the cgroup (v1 or v2) quota, at least 1.
+int32_t usable_cpus();
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int32_t threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int32_t threads() const { return threads_; }
+
+  // Calls body(chunk, worker) for every chunk in [0, chunks), worker in [0, threads()). The first exception of a chunk
+  // is rethrown here after all taken chunks have ended. Not reentrant: one caller at a time, no nesting.
+  template <class Body>
+  void run(int64_t chunks, Body&& body) {
+    using B = std::remove_reference_t<Body>;
+    run_chunks(chunks, [](void* b, int64_t chunk, int32_t worker) { (*static_cast<B*>(b))(chunk, worker); },
+               const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+ private:
+  using Chunk = void (*)(void* body, int64_t chunk, int32_t worker);
+  void run_chunks(int64_t chunks, Chunk call, void* body);
+
+  struct State;
+  int32_t threads_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace duokv::cpu
