@@ -1,4 +1,4 @@
-# Makes `node-gyp rebuild` mean "run cmake-js", for an installation without a matching prebuild. CMake lists the sources.
+# Makes `node-gyp rebuild` mean "run cmake-js", for an installation without a matching prebuild.
 {
   "targets": [
     {

@@ -1,9 +1,9 @@
 #!/usr/bin/env node
 // Packs the built addon, with every library it needs beside it, into prebuilds/<platform>-<arch>/.
 //
-// prebuildify names, strips and places what a `node-gyp rebuild` leaves in build/Release. Here it works in a staging
-// folder, and this same file stands in for node-gyp: it lets CMake install the addon of the checkout's own build there,
-// together with its run-time dependencies, so nothing is compiled twice and build/ stays as it is.
+// prebuildify names, strips and places what a `node-gyp rebuild` leaves in build/Release. Here it works in a
+// staging folder, and this file stands in for node-gyp: it lets CMake install the checkout's own build there, with
+// its run-time dependencies, so nothing is compiled twice and build/ stays as it is.
 
 import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';

@@ -1,5 +1,5 @@
-// Brings a checkout to the point where everything runs: system packages, npm packages, the native build, the TypeScript
-// build. Every step is skipped when its result is newer than what it is made from, so commands run this first.
+// Brings a checkout to the point where everything runs: system packages, npm packages, the native build, the
+// TypeScript build. A step is skipped when its result is newer than its sources, so commands run this first.
 // Uses Node's own modules only: it runs before node_modules exists.
 //
 //   node scripts/setup.mjs [--lint]      --lint also provides clang-format
@@ -93,8 +93,8 @@ function installSystemPackages() {
     throw new SetupError(
       `the build needs what these Debian packages provide: ${packages.join(', ')}. ` +
         (hasApt
-          ? `Run:\n\n  sudo apt-get update && sudo apt-get ${install.join(' ')}\n\nand then this command again.`
-          : 'Install their equivalents (oneDNN and Highway with headers, g++, CMake, Ninja) and run this command again.'),
+          ? `Run\n\n  sudo apt-get update && sudo apt-get ${install.join(' ')}\n\nand this command again.`
+          : 'Install their equivalents, with headers, and run this command again.'),
     );
   }
   const env = { DEBIAN_FRONTEND: 'noninteractive' };
@@ -146,7 +146,7 @@ const steps = [
   {
     name: 'npm packages',
     isStale: () => modified(at('node_modules', '.package-lock.json')) < modified(at('package-lock.json')),
-    // Without scripts: this package's own install script would build the addon, which is the next step's work.
+    // Without scripts: this package's own install script would build the addon, the next step's work.
     build: () => npm('ci', '--ignore-scripts', '--no-audit', '--no-fund'),
   },
   {
@@ -182,7 +182,7 @@ function perform(step) {
   const start = Date.now();
   step.build();
   if (step.stamp) {
-    // Stamped with the start: a source edited while the build ran is newer than the stamp, and built next time.
+    // Stamped with the start: a source edited while the build ran is newer, and built next time.
     fs.mkdirSync(path.dirname(step.stamp), { recursive: true });
     fs.writeFileSync(step.stamp, '');
     fs.utimesSync(step.stamp, start / 1000, start / 1000);
