@@ -84,34 +84,38 @@ function missingPackages() {
   return packages;
 }
 
+/** Throws, with the command to run, where this process may not install packages itself. */
+function requireApt(packages) {
+  const hasApt = spawnSync('apt-get', ['--version']).status === 0;
+  if (hasApt && process.getuid?.() === 0) return;
+  throw new SetupError(
+    `the build needs what these Debian packages provide: ${packages.join(', ')}. ` +
+      (hasApt
+        ? `Run\n\n  sudo apt-get update && sudo apt-get install -y ${packages.join(' ')}\n\nand this command again.`
+        : 'Install their equivalents, with headers, and run this command again.'),
+  );
+}
+
 function installSystemPackages() {
   const packages = missingPackages();
   if (packages.length === 0) return false;
-  const install = ['install', '-y', '--no-install-recommends', ...packages];
-  const hasApt = spawnSync('apt-get', ['--version']).status === 0;
-  if (!hasApt || process.getuid?.() !== 0) {
-    throw new SetupError(
-      `the build needs what these Debian packages provide: ${packages.join(', ')}. ` +
-        (hasApt
-          ? `Run\n\n  sudo apt-get update && sudo apt-get ${install.join(' ')}\n\nand this command again.`
-          : 'Install their equivalents, with headers, and run this command again.'),
-    );
-  }
+  say(`system packages: ${packages.join(', ')} ...`);
   const env = { DEBIAN_FRONTEND: 'noninteractive' };
-  say(`system packages: ${packages.join(', ')}`);
+  const install = () => run('apt-get', ['install', '-y', '--no-install-recommends', ...packages], { env });
   const known = spawnSync('apt-cache', ['policy', ...packages], { encoding: 'utf8' }).stdout ?? '';
-  if ((known.match(/Candidate: (?!\(none\))/g) ?? []).length < packages.length)
-    run('apt-get', ['update'], { env });
+  const candidates = known.match(/Candidate: (?!\(none\))/g) ?? [];
+  if (candidates.length < packages.length) run('apt-get', ['update'], { env });
   try {
-    run('apt-get', install, { env });
+    install();
   } catch {
     // Package lists that have aged name files the mirror has dropped.
     run('apt-get', ['update'], { env });
-    run('apt-get', install, { env });
+    install();
   }
   const still = missingPackages();
-  if (still.length > 0)
+  if (still.length > 0) {
     throw new SetupError(`apt-get succeeded, yet this is still missing: ${still.join(', ')}.`);
+  }
   return true;
 }
 
@@ -234,7 +238,9 @@ try {
   const start = Date.now();
   checkNode();
   let done = 0;
-  if (missingPackages().length > 0 || steps.some(isStale)) {
+  const packages = missingPackages();
+  if (packages.length > 0) requireApt(packages);
+  if (packages.length > 0 || steps.some(isStale)) {
     await lock();
     if (installSystemPackages()) done++;
     for (const step of steps) {
