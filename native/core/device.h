@@ -1,0 +1,74 @@
+// A backend's device as the core sees it: its op table with errors turned into exceptions, and memory that frees itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace duokv {
+
+class Device {
+ public:
+  // `threads` 0: as many as the process may use. Throws ERR_DEVICE_UNAVAILABLE.
+  static std::shared_ptr<Device> open(const ops::OpTable& table, int32_t threads);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  ops::DeviceInfo info() const;
+  const ops::OpTable& table() const { return table_; }
+  ops::Device* handle() const { return handle_; }
+
+  // Calls an operation of the table: device.run(&OpTable::rotary, args). Throws Error.
+  template <class Args>
+  void run(ops::Status (*ops::OpTable::*op)(ops::Device*, const Args*), const Args& args) {
+    check((table_.*op)(handle_, &args));
+  }
+  void upload(void* dst, const void* src, int64_t bytes) { check(table_.upload(handle_, dst, src, bytes)); }
+  void download(void* dst, const void* src, int64_t bytes) { check(table_.download(handle_, dst, src, bytes)); }
+  void copy(void* dst, const void* src, int64_t bytes) { check(table_.copy(handle_, dst, src, bytes)); }
+  void zero(void* dst, int64_t bytes) { check(table_.zero(handle_, dst, bytes)); }
+  void check(ops::Status status) const;
+
+ private:
+  Device(const ops::OpTable& table, ops::Device* handle) : table_(table), handle_(handle) {}
+  const ops::OpTable& table_;
+  ops::Device* handle_;
+};
+
+// Device memory with one owner.
+class Buffer {
+ public:
+  Buffer() = default;
+  // Throws ERR_DEVICE_MEMORY naming `what`, the bytes asked for and the bytes in use.
+  Buffer(std::shared_ptr<Device> device, int64_t bytes, const std::string& what);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept { swap(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  template <class T = float>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+  int64_t bytes() const { return bytes_; }
+  explicit operator bool() const { return memory_ != nullptr; }
+
+ private:
+  void swap(Buffer& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+  }
+  std::shared_ptr<Device> device_;
+  void* memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace duokv

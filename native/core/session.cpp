@@ -1,0 +1,170 @@
+#include "core/session.h"
+
+#include <limits>
+#include <map>
+#include <set>
+
+#include "core/batch.h"
+#include "core/cache.h"
+#include "core/layers.h"
+
+namespace duokv {
+
+using ops::OpTable;
+
+// Rows that append the same number of tokens run as one batch.
+struct Session::Group {
+  int64_t count = 0;
+  std::vector<size_t> requests;  // indices into the call's rows
+  std::vector<int64_t> rows;
+  std::vector<int32_t> tokens, first, start, position;
+  std::vector<DocumentUpdate> documents;
+  std::vector<std::vector<int64_t>> ids;
+  std::unique_ptr<CacheBanks> banks;
+  Suffixes suffixes;
+};
+
+Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
+    : model_(std::move(model)), options_(options) {
+  if (options.batch < 1)
+    throw Error("ERR_SHAPE", "batch is " + std::to_string(options.batch) + "; it must be at least 1");
+  if (options.capacity < 1 || options.capacity >= std::numeric_limits<int32_t>::max())
+    throw Error("ERR_SHAPE", "capacity is " + std::to_string(options.capacity) + "; it must be in [1, 2^31 - 2]");
+  cache_ = std::make_unique<Cache>(model_->device(), model_->plan(), options);
+  workspace_ = std::make_unique<Workspace>(model_->device());
+}
+
+Session::~Session() = default;
+
+void Session::check_row(int64_t row, const char* argument) const {
+  if (row < 0 || row >= options_.batch)
+    throw Error("ERR_SHAPE", std::string(argument) + ": row " + std::to_string(row) + " is outside [0, " +
+                                 std::to_string(options_.batch) + ")");
+}
+
+PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits, Cancel cancel) {
+  const Plan& plan = model_->plan();
+  if (rows.empty()) throw Error("ERR_SHAPE", "rows is empty; a prefill needs at least 1 row");
+  std::set<int64_t> seen;
+  std::map<int64_t, Group> groups;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const PrefillRow& request = rows[i];
+    check_row(request.row, "rows");
+    if (!seen.insert(request.row).second)
+      throw Error("ERR_SHAPE", "rows: row " + std::to_string(request.row) + " is named twice");
+    if (request.count < 1)
+      throw Error("ERR_SHAPE", "tokens: the prompt of row " + std::to_string(request.row) + " is empty");
+    const CacheRow& row = cache_->row(request.row);
+    if (row.length + request.count > options_.capacity)
+      throw Error("ERR_CAPACITY", "row " + std::to_string(request.row) + " holds " + std::to_string(row.length) +
+                                      " positions and would get " + std::to_string(request.count) +
+                                      " more; its capacity is " + std::to_string(options_.capacity));
+    check_tokens(request.tokens, request.count, plan.config.vocab, "tokens", request.row);
+
+    Group& group = groups[request.count];
+    group.count = request.count;
+    const size_t offset = group.tokens.size(), end = offset + static_cast<size_t>(request.count);
+    group.requests.push_back(i);
+    group.rows.push_back(request.row);
+    group.tokens.insert(group.tokens.end(), request.tokens, request.tokens + request.count);
+    group.first.push_back(static_cast<int32_t>(row.length));
+    group.start.resize(end);
+    group.position.resize(end);
+    group.documents.push_back(append_documents(row.documents, request.document_ids, request.count, row.length,
+                                               "documentIds", request.row, group.start.data() + offset,
+                                               group.position.data() + offset));
+    group.ids.push_back(request.document_ids != nullptr
+                            ? std::vector<int64_t>(request.document_ids, request.document_ids + request.count)
+                            : std::vector<int64_t>(static_cast<size_t>(request.count), group.documents.back().last_id));
+  }
+
+  PrefillResult result{true, std::vector<PositionCounts>(rows.size())};
+  for (auto& [count, group] : groups) group.suffixes = suffix_lengths(plan, count, route);
+  workspace_->begin();
+  for (auto& [count, group] : groups) run(group, cancel, logits);
+  for (auto& [count, group] : groups) {
+    commit(group);
+    for (size_t request : group.requests) result.positions[request] = position_counts(plan, group.suffixes);
+    for (int64_t row : group.rows) result.exact = result.exact && cache_->row(row).exact;
+  }
+  return result;
+}
+
+void Session::decode(const std::vector<DecodeRow>& rows, float* logits, Cancel cancel) {
+  std::vector<PrefillRow> appended;
+  for (const DecodeRow& row : rows)
+    appended.push_back({row.row, &row.token, row.has_document_id ? &row.document_id : nullptr, 1});
+  prefill(appended, {Route::Kind::Exact, 0}, logits, cancel);
+}
+
+// One pass of a group up to its prompt-end logits, [its requests, V] scattered into the call's logits.
+void Session::run(Group& group, Cancel cancel, float* logits) {
+  const Plan& plan = model_->plan();
+  Device& device = *model_->device();
+  const int64_t batch = static_cast<int64_t>(group.rows.size());
+  const int64_t d = plan.config.hidden, vocab = plan.config.vocab;
+  group.banks = std::make_unique<CacheBanks>(*workspace_, *cache_, plan, group.rows, group.count, group.suffixes);
+
+  const WorkspaceScope scope(*workspace_);  // the banks' staging, taken before, stays until the commit
+  const int32_t* tokens = workspace_->upload(group.tokens);
+  Positions positions(*workspace_, batch, group.count, std::move(group.first), std::move(group.start),
+                      std::move(group.position), plan.history_window);
+  const Pass pass{*model_, *workspace_, options_.precision, true, positions, group.suffixes, *group.banks, cancel};
+  float* x = run_layers(pass, tokens, nullptr);
+  poll(cancel);
+
+  float* last = workspace_->take(batch * d);
+  device.run(&OpTable::suffix_rows, {x, batch, group.suffixes.query.back(), 1, d, false, last});
+  device.run(&OpTable::rms_norm_forward, {last, model_->data(plan.final_norm), batch, d,
+                                          static_cast<float>(plan.config.rms_norm_eps), last, nullptr});
+  float* scores = workspace_->take(batch * vocab);
+  device.run(&OpTable::linear_forward, {last, batch, model_->weight(plan.embedding, true), scores, false, false,
+                                        options_.precision.linear});
+  for (int64_t b = 0; b < batch; ++b)
+    device.download(logits + static_cast<int64_t>(group.requests[static_cast<size_t>(b)]) * vocab, scores + b * vocab,
+                    vocab * static_cast<int64_t>(sizeof(float)));
+}
+
+void Session::commit(Group& group) {
+  for (size_t r = 0; r < group.rows.size(); ++r) {
+    cache_->store_document_ids(group.rows[r], group.ids[r]);
+    apply(group.documents[r], cache_->row(group.rows[r]).documents);
+  }
+  group.banks->commit(group.suffixes.exact);
+}
+
+void Session::reset(const std::vector<int64_t>& rows) {
+  for (int64_t row : rows) check_row(row, "rows");
+  for (int64_t row : rows) cache_->row(row) = CacheRow{};
+}
+
+int64_t Session::length(int64_t row) const {
+  check_row(row, "row");
+  return cache_->row(row).length;
+}
+
+bool Session::exact(int64_t row) const {
+  check_row(row, "row");
+  return cache_->row(row).exact;
+}
+
+SessionBytes Session::bytes() const { return cache_->bytes(); }
+
+std::vector<std::string> Session::names() const { return cache_->names(); }
+
+int64_t Session::entries(const std::string& name, int64_t row) const {
+  check_row(row, "row");
+  return cache_->entries(name, row);
+}
+
+void Session::read(const std::string& name, int64_t row, float* out) const {
+  check_row(row, "row");
+  cache_->read(name, row, out);
+}
+
+std::vector<int64_t> Session::document_ids(int64_t row) const {
+  check_row(row, "row");
+  return cache_->document_ids(row);
+}
+
+}  // namespace duokv

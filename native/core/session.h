@@ -1,0 +1,84 @@
+// A session: `batch` independent slots with a complete cache each; prefill by any route, decode step by step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/model.h"
+
+namespace duokv {
+
+struct SessionOptions {
+  int64_t batch = 1;
+  int64_t capacity = 0;  // positions per row
+  Precision precision;
+};
+
+struct PrefillRow {
+  int64_t row;            // slot
+  const int32_t* tokens;  // host [count]
+  const int64_t* document_ids;  // host [count]; null: continues the row's last document, or one new document
+  int64_t count;
+};
+
+struct PrefillResult {
+  bool exact;                             // false once anything approximate is in one of the rows
+  std::vector<PositionCounts> positions;  // per given row
+};
+
+struct DecodeRow {
+  int64_t row;
+  int32_t token;
+  bool has_document_id;  // false: the row's last document goes on
+  int64_t document_id;
+};
+
+struct SessionBytes : CacheBytes {  // entries in use
+  int64_t reserved = 0;             // what was allocated for them
+  int64_t device = 0, host = 0;     // where the retained bytes are
+};
+
+class Session {
+ public:
+  // Throws ERR_SHAPE, ERR_DEVICE_MEMORY.
+  Session(std::shared_ptr<Model> model, const SessionOptions& options);
+  ~Session();
+
+  const SessionOptions& options() const { return options_; }
+  const std::shared_ptr<Model>& model() const { return model_; }
+
+  // Appends each row's tokens and gives its prompt-end logits, logits [rows.size(), V] (host). Rows of equal length run
+  // together. Cache writes are staged: nothing changes when it throws (ERR_SHAPE, ERR_CAPACITY, ERR_TOKEN_RANGE,
+  // ERR_DOCUMENT_IDS, ERR_CONFIG, ABORT_ERR), and rows not named stay bitwise as they were.
+  PrefillResult prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits, Cancel cancel);
+
+  // One step: appends one token to each named row; logits [rows.size(), V] (host). Throws as prefill does.
+  void decode(const std::vector<DecodeRow>& rows, float* logits, Cancel cancel);
+
+  void reset(const std::vector<int64_t>& rows);
+
+  int64_t length(int64_t row) const;
+  bool exact(int64_t row) const;
+
+  SessionBytes bytes() const;
+  std::vector<std::string> names() const;  // "layer.0.k", ..., "documentIds"
+  // Entries of one row's tensor: count, then [count, kv_heads, head_dim] FP32, oldest first. ERR_TENSOR_NAME.
+  int64_t entries(const std::string& name, int64_t row) const;
+  void read(const std::string& name, int64_t row, float* out) const;
+  std::vector<int64_t> document_ids(int64_t row) const;
+
+ private:
+  struct Group;
+  void run(Group& group, Cancel cancel, float* logits);
+  void commit(Group& group);
+  void check_row(int64_t row, const char* argument) const;
+
+  std::shared_ptr<Model> model_;
+  SessionOptions options_;
+  std::unique_ptr<class Cache> cache_;
+  std::unique_ptr<class Workspace> workspace_;
+};
+
+}  // namespace duokv

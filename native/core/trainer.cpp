@@ -1,0 +1,174 @@
+#include "core/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numbers>
+
+#include "core/batch.h"
+#include "core/layers.h"
+
+namespace duokv {
+
+using ops::OpTable;
+
+double learning_rate(const OptimizerOptions& optimizer, const ScheduleOptions& schedule, int64_t update) {
+  const double s = static_cast<double>(update);
+  if (update <= schedule.warmup) return optimizer.lr * s / static_cast<double>(schedule.warmup);
+  if (schedule.total == 0) return optimizer.lr;
+  if (update >= schedule.total) return optimizer.lr * schedule.final_fraction;
+  const double progress =
+      (s - static_cast<double>(schedule.warmup)) / static_cast<double>(schedule.total - schedule.warmup);
+  const double cosine = (1 + std::cos(std::numbers::pi * progress)) / 2;
+  return optimizer.lr * (schedule.final_fraction + (1 - schedule.final_fraction) * cosine);
+}
+
+namespace {
+
+void require(bool legal, const std::string& key, const std::string& value, const std::string& rule) {
+  if (!legal) throw Error("ERR_CONFIG", key + " is " + value + "; it must be " + rule);
+}
+
+void check_options(const TrainerOptions& o) {
+  const auto at_least_zero = [](double x) { return std::isfinite(x) && x >= 0; };
+  require(at_least_zero(o.optimizer.lr), "optimizer.lr", std::to_string(o.optimizer.lr), "a number of at least 0");
+  require(o.optimizer.beta1 >= 0 && o.optimizer.beta1 < 1, "optimizer.betas[0]", std::to_string(o.optimizer.beta1),
+          "in [0, 1)");
+  require(o.optimizer.beta2 >= 0 && o.optimizer.beta2 < 1, "optimizer.betas[1]", std::to_string(o.optimizer.beta2),
+          "in [0, 1)");
+  require(std::isfinite(o.optimizer.eps) && o.optimizer.eps > 0, "optimizer.eps", std::to_string(o.optimizer.eps),
+          "a positive number");
+  require(at_least_zero(o.optimizer.weight_decay), "optimizer.weightDecay", std::to_string(o.optimizer.weight_decay),
+          "a number of at least 0");
+  require(at_least_zero(o.clip_norm), "clipNorm", std::to_string(o.clip_norm), "a number of at least 0 (0: no clipping)");
+  require(o.microbatch >= 1, "microbatch", std::to_string(o.microbatch), "at least 1");
+  require(o.schedule.warmup >= 0, "schedule.warmup", std::to_string(o.schedule.warmup), "at least 0");
+  require(o.schedule.total == 0 || o.schedule.total >= o.schedule.warmup, "schedule.total",
+          std::to_string(o.schedule.total), "0 or at least schedule.warmup");
+  require(o.schedule.final_fraction >= 0 && o.schedule.final_fraction <= 1, "schedule.finalFraction",
+          std::to_string(o.schedule.final_fraction), "in [0, 1]");
+}
+
+constexpr int64_t kFloat = sizeof(float);
+
+}  // namespace
+
+Trainer::Trainer(std::shared_ptr<Model> model, const TrainerOptions& options)
+    : model_(std::move(model)), options_(options), workspace_(model_->device()) {
+  check_options(options);
+  const int64_t bytes = model_->plan().arena_elements * kFloat;
+  gradients_ = Buffer(model_->device(), bytes, "gradients");
+  first_moment_ = Buffer(model_->device(), bytes, "AdamW first moments");
+  second_moment_ = Buffer(model_->device(), bytes, "AdamW second moments");
+  for (Buffer* buffer : {&gradients_, &first_moment_, &second_moment_}) model_->device()->zero(buffer->as(), bytes);
+}
+
+int64_t Trainer::bytes() const {
+  return gradients_.bytes() + first_moment_.bytes() + second_moment_.bytes() + workspace_.bytes();
+}
+
+double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, Cancel cancel) {
+  const Plan& plan = model_->plan();
+  Device& device = *model_->device();
+  const int64_t n = batch.length, m = rows * n, d = plan.config.hidden;
+  const int64_t offset = begin * n;
+  workspace_.begin();
+
+  std::vector<float> token_scale(static_cast<size_t>(m));
+  for (int64_t t = 0; t < m; ++t)
+    token_scale[static_cast<size_t>(t)] = is_valid_target(batch, offset + t) ? static_cast<float>(scale) : 0.0f;
+  int32_t* tokens = workspace_.take<int32_t>(m);
+  int32_t* targets = workspace_.take<int32_t>(m);
+  device.upload(tokens, batch.tokens + offset, m * static_cast<int64_t>(sizeof(int32_t)));
+  device.upload(targets, batch.targets + offset, m * static_cast<int64_t>(sizeof(int32_t)));
+
+  DocumentLayout documents = lay_out_documents(batch, begin, rows);
+  Positions positions(workspace_, rows, n, std::vector<int32_t>(static_cast<size_t>(rows), 0),
+                      std::move(documents.start), std::move(documents.position), plan.history_window);
+  const Suffixes suffixes = suffix_lengths(plan, n, {Route::Kind::Full, 0});
+  TrainingBanks banks(workspace_, plan, rows, n);
+  const Pass pass{*model_, workspace_, options_.precision, false, positions, suffixes, banks, cancel};
+  Tape tape;
+  float* x = run_layers(pass, tokens, &tape);
+  poll(cancel);
+
+  float* hidden = workspace_.take(m * d);
+  float* rstd = workspace_.take(m);
+  const float eps = static_cast<float>(plan.config.rms_norm_eps);
+  device.run(&OpTable::rms_norm_forward, {x, model_->data(plan.final_norm), m, d, eps, hidden, rstd});
+  float* nll = workspace_.take(m);
+  float* dhidden = workspace_.take(m * d);
+  float* dx = workspace_.take(m * d);
+  const auto gradient = [&](int32_t parameter) { return gradients_.as() + plan.parameter(parameter).offset; };
+  device.run(&OpTable::linear_cross_entropy,
+             {hidden, m, model_->weight(plan.embedding, false), targets, workspace_.upload(token_scale), nll, dhidden,
+              gradient(plan.embedding), options_.precision.linear});
+  device.run(&OpTable::rms_norm_backward, {x, model_->data(plan.final_norm), rstd, dhidden, m, d, dx, false,
+                                           gradient(plan.final_norm)});
+  run_layers_backward(pass, tokens, tape, dx, gradients_.as());
+
+  std::vector<float> losses(static_cast<size_t>(m));
+  device.download(losses.data(), nll, m * kFloat);
+  double sum = 0;
+  for (int64_t t = 0; t < m; ++t)
+    if (is_valid_target(batch, offset + t)) sum += losses[static_cast<size_t>(t)];
+  return sum * scale;
+}
+
+GradientResult Trainer::gradients(const Batch& batch, Cancel cancel) {
+  validate_batch(model_->plan(), batch, true);
+  int64_t valid = 0;
+  for (int64_t t = 0; t < batch.rows * batch.length; ++t) valid += is_valid_target(batch, t) ? 1 : 0;
+  if (valid == 0)
+    throw Error("ERR_NO_TARGETS", "the batch has no valid target: no target's document id equals its input's");
+
+  model_->device()->zero(gradients_.as(), gradients_.bytes());
+  GradientResult result{0, 0, valid};
+  for (int64_t row = 0; row < batch.rows; row += options_.microbatch)
+    result.loss += accumulate(batch, row, std::min(options_.microbatch, batch.rows - row),
+                              1.0 / static_cast<double>(valid), cancel);
+  double squares = 0;
+  model_->device()->run(&OpTable::sum_squares, {gradients_.as(), model_->plan().arena_elements, &squares});
+  result.grad_norm = std::sqrt(squares);
+  return result;
+}
+
+StepResult Trainer::step(const Batch& batch, Cancel cancel) {
+  const auto begin = std::chrono::steady_clock::now();
+  StepResult result{};
+  static_cast<GradientResult&>(result) = gradients(batch, cancel);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
+    throw Error("ERR_NOT_FINITE", "update " + std::to_string(update_ + 1) + ": loss " + std::to_string(result.loss) +
+                                      ", gradient norm " + std::to_string(result.grad_norm) +
+                                      "; nothing was changed");
+  poll(cancel);
+  result.update = update_ + 1;
+  result.learning_rate = learning_rate(options_.optimizer, options_.schedule, result.update);
+  result.tokens = batch.rows * batch.length;
+  const double clip =
+      options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (result.grad_norm + 1e-6)) : 1.0;
+  const OptimizerOptions& o = options_.optimizer;
+  model_->device()->run(&OpTable::adamw,
+                        {model_->arena(), gradients_.as(), first_moment_.as(), second_moment_.as(),
+                         model_->plan().arena_elements, result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay,
+                         clip, result.update});
+  model_->touch();
+  update_ = result.update;
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+void Trainer::read_state(State state, const std::string& name, float* out, int64_t elements) const {
+  const Buffer& buffer = state == State::Gradient      ? gradients_
+                         : state == State::FirstMoment ? first_moment_
+                                                       : second_moment_;
+  model_->device()->download(out, buffer.as() + model_->plan().parameter(name, elements).offset, elements * kFloat);
+}
+
+void Trainer::write_state(State state, const std::string& name, const float* values, int64_t elements) {
+  if (state == State::Gradient) throw Error("ERR_CONFIG", "gradients are computed, not written");
+  const Buffer& buffer = state == State::FirstMoment ? first_moment_ : second_moment_;
+  model_->device()->upload(buffer.as() + model_->plan().parameter(name, elements).offset, values, elements * kFloat);
+}
+
+}  // namespace duokv

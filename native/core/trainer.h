@@ -1,0 +1,80 @@
+// Training: gradients of the mean cross-entropy over a global batch, global-norm clipping, AdamW, schedule.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/model.h"
+#include "core/workspace.h"
+
+namespace duokv {
+
+struct OptimizerOptions {
+  double lr = 3e-4;  // peak
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
+};
+
+// lr(s) = peak * s / warmup for s <= warmup, then cosine to final_fraction * peak at s = total. total 0: constant peak.
+struct ScheduleOptions {
+  int64_t warmup = 0, total = 0;
+  double final_fraction = 0.1;
+};
+
+struct TrainerOptions {
+  Precision precision;
+  OptimizerOptions optimizer;
+  ScheduleOptions schedule;
+  double clip_norm = 1.0;  // 0: no clipping
+  int64_t microbatch = 1;  // rows per forward/backward pass
+};
+
+struct GradientResult {
+  double loss;            // mean over valid targets
+  double grad_norm;       // L2 over all parameters, before clipping
+  int64_t valid_targets;
+};
+
+struct StepResult : GradientResult {
+  int64_t update;  // from 1
+  double learning_rate;
+  int64_t tokens;
+  double seconds;
+};
+
+double learning_rate(const OptimizerOptions&, const ScheduleOptions&, int64_t update);
+
+class Trainer {
+ public:
+  // Allocates gradients and both moments. Throws ERR_CONFIG, ERR_DEVICE_MEMORY.
+  Trainer(std::shared_ptr<Model> model, const TrainerOptions& options);
+
+  const TrainerOptions& options() const { return options_; }
+  const std::shared_ptr<Model>& model() const { return model_; }
+  int64_t update() const { return update_; }  // updates done
+  int64_t bytes() const;
+
+  // Gradients of the mean loss over valid targets of the whole batch, no update; read them with read_state.
+  GradientResult gradients(const Batch& batch, Cancel cancel);
+  // One global batch: gradients, clip, AdamW. Nothing changes when it throws.
+  StepResult step(const Batch& batch, Cancel cancel);
+
+  // State of one parameter tensor, FP32 [elements]: "gradient", "m" or "v".
+  enum class State { Gradient, FirstMoment, SecondMoment };
+  void read_state(State, const std::string& name, float* out, int64_t elements) const;
+  // For resuming: moments and the number of updates done.
+  void write_state(State, const std::string& name, const float* values, int64_t elements);
+  void set_update(int64_t update) { update_ = update; }
+
+ private:
+  std::shared_ptr<Model> model_;
+  TrainerOptions options_;
+  Buffer gradients_, first_moment_, second_moment_;
+  Workspace workspace_;
+  int64_t update_ = 0;
+
+  // Adds one microbatch's gradients; `scale` is 1 / (valid targets of the whole batch). Returns its share of the loss.
+  double accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, Cancel cancel);
+};
+
+}  // namespace duokv

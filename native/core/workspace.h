@@ -1,0 +1,69 @@
+// Temporary device memory of the programs: a stack that keeps its blocks between programs, so that a program of a shape
+// that ran before allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/device.h"
+
+namespace duokv {
+
+class Workspace {
+ public:
+  explicit Workspace(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+
+  // Starts a program: everything taken before is gone. Blocks that piled up become one of their total size.
+  void begin();
+
+  // `count` elements of T, 64-byte aligned, contents undefined; valid until begin(), or release() of an earlier mark.
+  template <class T = float>
+  T* take(int64_t count) {
+    return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+  // A copy of host values.
+  template <class T>
+  T* upload(const std::vector<T>& host) {
+    T* memory = take<T>(static_cast<int64_t>(host.size()));
+    device_->upload(memory, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
+    return memory;
+  }
+
+  struct Mark {
+    size_t block;
+    int64_t used;
+  };
+  Mark mark() const { return {current_, used_}; }
+  void release(Mark mark) {
+    current_ = mark.block;
+    used_ = mark.used;
+  }
+
+  int64_t bytes() const;  // held, in use or not
+
+ private:
+  void* take_bytes(int64_t bytes);
+
+  std::shared_ptr<Device> device_;
+  std::vector<Buffer> blocks_;
+  size_t current_ = 0;
+  int64_t used_ = 0;
+};
+
+// Releases what was taken in a scope.
+class WorkspaceScope {
+ public:
+  explicit WorkspaceScope(Workspace& workspace) : workspace_(workspace), mark_(workspace.mark()) {}
+  ~WorkspaceScope() { workspace_.release(mark_); }
+  WorkspaceScope(const WorkspaceScope&) = delete;
+  WorkspaceScope& operator=(const WorkspaceScope&) = delete;
+
+ private:
+  Workspace& workspace_;
+  Workspace::Mark mark_;
+};
+
+}  // namespace duokv
