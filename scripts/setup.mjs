@@ -159,7 +159,7 @@ const steps = [
     stamp: at('build', '.native-built'),
     sources: () => [at('CMakeLists.txt'), ...addonFolders()],
     build: () =>
-      run(bin('cmake-js'), ['build', '-O', at('build', 'cmake')], {
+      run(bin('cmake-js'), ['build', '-l', 'warn', '-O', at('build', 'cmake')], {
         hint: 'If the folder was built elsewhere or with another compiler, remove build/ and try again.',
       }),
   },
