@@ -19,7 +19,8 @@ Cache::Cache(std::shared_ptr<Device> device, const Plan& plan, const SessionOpti
     storage_.push_back({Buffer(device_, bytes, "cache bank " + plan.banks[b].name + " (K)"),
                         Buffer(device_, bytes, "cache bank " + plan.banks[b].name + " (V)")});
   }
-  document_ids_ = Buffer(device_, batch_ * capacity_ * static_cast<int64_t>(sizeof(int64_t)), "cache document ids");
+  document_ids_ =
+      Buffer(device_, batch_ * capacity_ * static_cast<int64_t>(sizeof(int64_t)), "cache document ids");
 }
 
 int64_t Cache::slots(int32_t bank) const {
@@ -54,7 +55,8 @@ SessionBytes Cache::bytes() const {
       bytes.part(plan_.banks[b].part) += 2 * extent(static_cast<int32_t>(b), r).count * kv_width_ * element();
     bytes.reserved += storage_[b].k.bytes() + storage_[b].v.bytes();
   }
-  for (const CacheRow& state : rows_) bytes.document_ids += state.length * static_cast<int64_t>(sizeof(int64_t));
+  for (const CacheRow& state : rows_)
+    bytes.document_ids += state.length * static_cast<int64_t>(sizeof(int64_t));
   bytes.reserved += document_ids_.bytes();
   bytes.device = bytes.total();
   return bytes;
@@ -89,13 +91,13 @@ void Cache::read(const std::string& name, int64_t index, float* out) const {
   device_->run(&OpTable::cache_read,
                {tensor.is_k ? k(tensor.bank, index) : v(tensor.bank, index), held.count,
                 static_cast<int32_t>(held.first % slot_count), static_cast<int32_t>(slot_count),
-                static_cast<int32_t>(plan_.config.kv_heads), static_cast<int32_t>(plan_.config.head_dim), dtype_,
-                slot_count * plan_.config.head_dim, plan_.config.head_dim, dense.as()});
+                static_cast<int32_t>(plan_.config.kv_heads), static_cast<int32_t>(plan_.config.head_dim),
+                dtype_, slot_count * plan_.config.head_dim, plan_.config.head_dim, dense.as()});
   device_->download(out, dense.as(), bytes);
 }
 
-CacheBanks::CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std::vector<int64_t> rows, int64_t count,
-                       const Suffixes& suffixes)
+CacheBanks::CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std::vector<int64_t> rows,
+                       int64_t count, const Suffixes& suffixes)
     : workspace_(workspace),
       cache_(cache),
       plan_(plan),
@@ -108,8 +110,8 @@ CacheBanks::CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std
     if (!staged(bank)) continue;
     Staging& staging = staging_[b];
     staging.length = suffixes.projection[b];
-    // Earlier entries are read together with the new ones only where these start at the row's end; a shorter suffix
-    // leaves a gap, and reaches back far enough for its own queries (or is approximate).
+    // Earlier entries are read together with the new ones only where these start at the row's end; a shorter
+    // suffix leaves a gap, and reaches back far enough for its own queries (or is approximate).
     const int64_t reach = staging.length == count ? plan.banks[b].window - 1 : 0;
     int64_t most = 0;
     for (int64_t row : rows_) {
@@ -117,7 +119,8 @@ CacheBanks::CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std
       most = std::max(most, staging.earlier.back());
     }
     staging.slots = most + staging.length;
-    const int64_t bytes = static_cast<int64_t>(rows_.size()) * plan.config.kv_width() * staging.slots * cache.element();
+    const int64_t bytes =
+        static_cast<int64_t>(rows_.size()) * plan.config.kv_width() * staging.slots * cache.element();
     staging.k = workspace.take<char>(bytes);
     staging.v = workspace.take<char>(bytes);
     stage_earlier(bank);
@@ -150,8 +153,9 @@ void CacheBanks::copy_entries(const Place& from, const Place& to, int64_t count)
 
 CacheBanks::Place CacheBanks::staged_place(int32_t bank, bool is_k, size_t r, int64_t slot) const {
   const Staging& staging = staging_[static_cast<size_t>(bank)];
-  return {row_memory(is_k ? staging.k : staging.v, r, plan_.config.kv_width(), staging.slots, cache_.element()), slot,
-          staging.slots};
+  return {
+      row_memory(is_k ? staging.k : staging.v, r, plan_.config.kv_width(), staging.slots, cache_.element()),
+      slot, staging.slots};
 }
 
 CacheBanks::Place CacheBanks::ring_place(int32_t bank, bool is_k, size_t r, int64_t position) const {
@@ -180,15 +184,17 @@ void CacheBanks::write(int32_t bank, const Entries& entries, int64_t length) {
     std::vector<ops::BankSlot> targets;
     int64_t slots = 0;
     for (size_t r = 0; r < rows_.size(); ++r) {
-      const Place place = staged(bank) ? staged_place(bank, is_k, r, staging_[static_cast<size_t>(bank)].earlier[r])
-                                       : ring_place(bank, is_k, r, cache_.row(rows_[r]).length + count_ - length);
+      const Place place = staged(bank)
+                              ? staged_place(bank, is_k, r, staging_[static_cast<size_t>(bank)].earlier[r])
+                              : ring_place(bank, is_k, r, cache_.row(rows_[r]).length + count_ - length);
       slots = place.slots;
-      targets.push_back({place.memory, static_cast<int32_t>(place.slot % slots), static_cast<int32_t>(slots)});
+      targets.push_back(
+          {place.memory, static_cast<int32_t>(place.slot % slots), static_cast<int32_t>(slots)});
     }
     device_.run(&OpTable::cache_write,
                 {is_k ? entries.k : entries.v, static_cast<int64_t>(rows_.size()), length, 0,
-                 static_cast<int32_t>(c.kv_heads), static_cast<int32_t>(c.head_dim), cache_.dtype(), slots * c.head_dim,
-                 c.head_dim, workspace_.upload(targets)});
+                 static_cast<int32_t>(c.kv_heads), static_cast<int32_t>(c.head_dim), cache_.dtype(),
+                 slots * c.head_dim, c.head_dim, workspace_.upload(targets)});
   }
 }
 

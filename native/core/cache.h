@@ -13,15 +13,16 @@
 namespace duokv {
 
 struct CacheRow {
-  int64_t length = 0;            // positions stored
-  int64_t local_valid_from = 0;  // local banks hold no position before this one (an approximate prefill left a gap)
+  int64_t length = 0;  // positions stored
+  int64_t local_valid_from =
+      0;  // local banks hold no position before this one (an approximate prefill left a gap)
   bool exact = true;
   RowDocuments documents;
 };
 
-// Storage is head-major, [batch, kv_heads, slots, head_dim] per K and V tensor. Full banks have a slot per position.
-// A local bank is a ring with one slot more than its window: the step that is being computed has a place of its own, so
-// that nothing is overwritten before the step commits.
+// Storage is head-major, [batch, kv_heads, slots, head_dim] per K and V tensor. Full banks have a slot per
+// position. A local bank is a ring with one slot more than its window: the step that is being computed has a
+// place of its own, so that nothing is overwritten before the step commits.
 class Cache {
  public:
   Cache(std::shared_ptr<Device> device, const Plan& plan, const SessionOptions& options);
@@ -71,9 +72,9 @@ class Cache {
   std::vector<CacheRow> rows_;
 };
 
-// Banks of a pass that appends `count` positions to some rows of a cache. Full banks are written in place, beyond each
-// row's length. Local entries are staged in the workspace after the earlier entries they are read together with; a single
-// position goes straight to its free slot of the ring. Nothing counts until `commit`.
+// Banks of a pass that appends `count` positions to some rows of a cache. Full banks are written in place,
+// beyond each row's length. Local entries are staged in the workspace after the earlier entries they are read
+// together with; a single position goes straight to its free slot of the ring. Nothing counts until `commit`.
 class CacheBanks : public Banks {
  public:
   CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std::vector<int64_t> rows, int64_t count,
@@ -88,9 +89,9 @@ class CacheBanks : public Banks {
   struct Staging {
     void* k = nullptr;
     void* v = nullptr;
-    int64_t slots = 0;                // per row and head
-    int64_t length = 0;               // appended entries
-    std::vector<int64_t> earlier;     // [rows] entries in front of them
+    int64_t slots = 0;             // per row and head
+    int64_t length = 0;            // appended entries
+    std::vector<int64_t> earlier;  // [rows] entries in front of them
   };
   bool staged(int32_t bank) const { return plan_.banks[static_cast<size_t>(bank)].window != 0 && count_ > 1; }
   // A run of slots in one row's memory; `slot` is taken modulo `slots`.

@@ -14,10 +14,14 @@ struct Choice {
 };
 
 constexpr Choice<Design> kDesigns[] = {
-    {Design::LocalHistory, "local-history"},       {Design::CurrentOnly, "current-only"},
-    {Design::RepeatedCurrent, "repeated-current"}, {Design::GlobalOnly, "global-only"},
-    {Design::GlobalAdapters, "global-adapters"},   {Design::Independent, "independent"},
-    {Design::Gqa2, "gqa2"},                        {Design::Gqa4Cla2, "gqa4-cla2"},
+    {Design::LocalHistory, "local-history"},
+    {Design::CurrentOnly, "current-only"},
+    {Design::RepeatedCurrent, "repeated-current"},
+    {Design::GlobalOnly, "global-only"},
+    {Design::GlobalAdapters, "global-adapters"},
+    {Design::Independent, "independent"},
+    {Design::Gqa2, "gqa2"},
+    {Design::Gqa4Cla2, "gqa4-cla2"},
 };
 constexpr Choice<Fusion> kFusions[] = {{Fusion::Joint, "joint"}, {Fusion::Separate, "separate"}};
 constexpr Choice<LocalSource> kLocalSources[] = {
@@ -48,7 +52,8 @@ E parse(const Choice<E> (&choices)[N], const char* key, const std::string& text)
 
 void at_least(const char* key, int64_t value, int64_t least) {
   if (value < least)
-    reject(std::string(key) + " is " + std::to_string(value) + "; it must be at least " + std::to_string(least));
+    reject(std::string(key) + " is " + std::to_string(value) + "; it must be at least " +
+           std::to_string(least));
 }
 
 // Beyond this no product of two sizes fits the index types; it is far above any model this engine is for.
@@ -57,7 +62,8 @@ constexpr int64_t kLargest = int64_t{1} << 24;
 void in_range(const char* key, int64_t value) {
   at_least(key, value, 1);
   if (value > kLargest)
-    reject(std::string(key) + " is " + std::to_string(value) + "; it must be at most " + std::to_string(kLargest));
+    reject(std::string(key) + " is " + std::to_string(value) + "; it must be at most " +
+           std::to_string(kLargest));
 }
 
 void positive(const char* key, double value) {
@@ -95,8 +101,8 @@ void validate(const ModelConfig& c) {
   positive("ropeScale", c.rope_scale);
   positive("rmsNormEps", c.rms_norm_eps);
   if (c.query_heads % c.kv_heads != 0)
-    reject("queryHeads is " + std::to_string(c.query_heads) + "; it must be a multiple of kvHeads, which is " +
-           std::to_string(c.kv_heads));
+    reject("queryHeads is " + std::to_string(c.query_heads) +
+           "; it must be a multiple of kvHeads, which is " + std::to_string(c.kv_heads));
   if (c.head_dim % 2 != 0)
     reject("headDim is " + std::to_string(c.head_dim) + "; rotary positions need an even number");
   if (c.head_dim > 256) reject("headDim is " + std::to_string(c.head_dim) + "; it must be at most 256");
@@ -109,7 +115,8 @@ void validate(const ModelConfig& c) {
            std::to_string(c.lower_layers) + " and " + std::to_string(c.upper_layers));
   if (!local) {
     if (c.fusion != Fusion::Joint)
-      reject("fusion is '" + std::string(name(c.fusion)) + "', but design '" + design + "' has no local bank to fuse");
+      reject("fusion is '" + std::string(name(c.fusion)) + "', but design '" + design +
+             "' has no local bank to fuse");
     if (c.local_source != LocalSource::PerLayer)
       reject("localSource is '" + std::string(name(c.local_source)) + "', but design '" + design +
              "' has no local bank");
@@ -121,8 +128,8 @@ void validate(const ModelConfig& c) {
     reject("localSource '" + std::string(name(c.local_source)) + "' pairs upper layers, but upperLayers is " +
            std::to_string(c.upper_layers) + ", an odd number");
   if (c.design == Design::Gqa4Cla2 && c.layers() % 2 != 0)
-    reject("design '" + design + "' pairs layers, but lowerLayers + upperLayers is " + std::to_string(c.layers()) +
-           ", an odd number");
+    reject("design '" + design + "' pairs layers, but lowerLayers + upperLayers is " +
+           std::to_string(c.layers()) + ", an odd number");
   if (global && c.design != Design::LocalHistory && c.window != 1)
     reject("window is " + std::to_string(c.window) + "; design '" + design + "' needs 1");
   if (c.design == Design::RepeatedCurrent)

@@ -20,8 +20,8 @@ enum class Fusion { Joint, Separate };
 enum class LocalSource { PerLayer, PairedInput, SharedKv };
 enum class Provider { Boundary, Cross };
 
-// spec/architecture.md sections 1 and 3. Names in configs are the same in camelCase; `design` and the options are the
-// spec's strings ("local-history", "joint", "per-layer", "boundary", ...).
+// spec/architecture.md sections 1 and 3. Names in configs are the same in camelCase; `design` and the options
+// are the spec's strings ("local-history", "joint", "per-layer", "boundary", ...).
 struct ModelConfig {
   Design design = Design::LocalHistory;
   Fusion fusion = Fusion::Joint;

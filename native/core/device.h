@@ -1,4 +1,5 @@
-// A backend's device as the core sees it: its op table with errors turned into exceptions, and memory that frees itself.
+// A backend's device as the core sees it: its op table with errors turned into exceptions, and memory that
+// frees itself.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,9 @@ class Device {
     check((table_.*op)(handle_, &args));
   }
   void upload(void* dst, const void* src, int64_t bytes) { check(table_.upload(handle_, dst, src, bytes)); }
-  void download(void* dst, const void* src, int64_t bytes) { check(table_.download(handle_, dst, src, bytes)); }
+  void download(void* dst, const void* src, int64_t bytes) {
+    check(table_.download(handle_, dst, src, bytes));
+  }
   void copy(void* dst, const void* src, int64_t bytes) { check(table_.copy(handle_, dst, src, bytes)); }
   void zero(void* dst, int64_t bytes) { check(table_.zero(handle_, dst, bytes)); }
   void check(ops::Status status) const;

@@ -1,5 +1,6 @@
-// Matrix-product FLOPs, 2 per multiply-add: projections, FFN, head, and attention over the visible same-document pairs.
-// Norms, softmax, rotary, elementwise work, the optimiser and padding are not counted (spec/protocols.md section 2).
+// Matrix-product FLOPs, 2 per multiply-add: projections, FFN, head, and attention over the visible
+// same-document pairs. Norms, softmax, rotary, elementwise work, the optimiser and padding are not counted
+// (spec/protocols.md section 2).
 #include <algorithm>
 
 #include "core/plan.h"
@@ -20,7 +21,8 @@ FlopCount count(const Plan& plan, double tokens, Pairs pairs) {
     for (const Read& read : layer.reads)
       flops.attention += pairs(read.window) * 4 * static_cast<double>(c.head_dim * c.query_heads);
   }
-  flops.projections += static_cast<double>(plan.projections.size()) * tokens * 2 * 2 * d * static_cast<double>(c.kv_width());
+  flops.projections +=
+      static_cast<double>(plan.projections.size()) * tokens * 2 * 2 * d * static_cast<double>(c.kv_width());
   flops.head = tokens * 2 * d * static_cast<double>(c.vocab);
   return flops;
 }

@@ -32,7 +32,8 @@ const Positions::Suffix& Positions::suffix(int64_t length) {
   std::vector<int32_t> first = first_;
   for (int32_t& f : first) f += static_cast<int32_t>(count_ - length);
   const std::vector<int32_t> position = last(position_);
-  Suffix suffix{workspace_.upload(first), workspace_.upload(last(start_)), workspace_.upload(position), nullptr};
+  Suffix suffix{workspace_.upload(first), workspace_.upload(last(start_)), workspace_.upload(position),
+                nullptr};
   if (history_window_ > 0) {
     std::vector<float> log_m(position.size());
     for (size_t t = 0; t < position.size(); ++t)
@@ -57,7 +58,8 @@ ops::Bank TrainingBanks::view(const Read& read) {
   const int32_t count = static_cast<int32_t>(count_);
   std::vector<ops::BankRow> rows;
   for (int64_t b = 0; b < batch_; ++b) rows.push_back({k + b * row, v + b * row, 0, count, 0, count});
-  return {workspace_.upload(rows), ops::DType::F32, plan_.config.head_dim, plan_.config.kv_width(), 0, nullptr};
+  return {
+      workspace_.upload(rows), ops::DType::F32, plan_.config.head_dim, plan_.config.kv_width(), 0, nullptr};
 }
 
 namespace {
@@ -75,8 +77,8 @@ class Forward {
 
   float* run(const int32_t* tokens) {
     int64_t length = pass_.positions.count();  // tokens per row that x holds
-    // Everything that outlives a layer is taken before the first one: the residual stream, a second copy for suffixes
-    // of several rows (a suffix of one row is a pointer), the per-token arrays.
+    // Everything that outlives a layer is taken before the first one: the residual stream, a second copy for
+    // suffixes of several rows (a suffix of one row is a pointer), the per-token arrays.
     float* x = take(length, config_.hidden);
     stream_[0] = x;
     if (tape_ == nullptr && batch_ > 1) stream_[1] = take(length, config_.hidden);
@@ -120,8 +122,8 @@ class Forward {
     return x;
   }
 
-  // K and V of every bank projected from this layer's input. Returns the layer's own normalised input of the last
-  // `queries` tokens, which most layers share with their projection, in workspace memory.
+  // K and V of every bank projected from this layer's input. Returns the layer's own normalised input of the
+  // last `queries` tokens, which most layers share with their projection, in workspace memory.
   const float* project_banks(const LayerPlan& plan, const float* x, int64_t length, int64_t queries) {
     int64_t shared = queries;  // longest suffix wanted under the layer's own norm
     for (int32_t p : plan.projections)
@@ -193,8 +195,8 @@ class Forward {
       args.lse = kept.lse != nullptr ? kept.lse + static_cast<int64_t>(r) * m * config_.query_heads : nullptr;
       device_.run(&OpTable::attention_forward, args);
     }
-    device_.run(&OpTable::fuse_forward, {kept.branch[0], kept.branch[1], pass_.model.data(plan.fusion_logit), m,
-                                         static_cast<int32_t>(config_.query_heads),
+    device_.run(&OpTable::fuse_forward, {kept.branch[0], kept.branch[1], pass_.model.data(plan.fusion_logit),
+                                         m, static_cast<int32_t>(config_.query_heads),
                                          static_cast<int32_t>(config_.head_dim), kept.attention});
   }
 
@@ -229,7 +231,8 @@ class Forward {
     return x;
   }
 
-  // The residual stream to add to: the same memory, or with a tape a copy, since the backward pass reads both.
+  // The residual stream to add to: the same memory, or with a tape a copy, since the backward pass reads
+  // both.
   float* residual(float* x, int64_t m) {
     if (tape_ == nullptr) return x;
     float* copy = take_rows(m, config_.hidden);
@@ -265,8 +268,8 @@ class Forward {
                                              static_cast<float>(config_.rms_norm_eps), y, nullptr});
   }
   void rotary(float* x, int64_t m, int64_t heads, const int32_t* positions) {
-    device_.run(&OpTable::rotary, {x, m, static_cast<int32_t>(heads), static_cast<int32_t>(config_.head_dim), positions,
-                                   pass_.model.rotary_table(1), false});
+    device_.run(&OpTable::rotary, {x, m, static_cast<int32_t>(heads), static_cast<int32_t>(config_.head_dim),
+                                   positions, pass_.model.rotary_table(1), false});
   }
   void linear(const float* x, int64_t m, int32_t weight, float* y) { product(x, m, weight, y, false); }
   void accumulate(const float* x, int64_t m, int32_t weight, float* y) { product(x, m, weight, y, true); }

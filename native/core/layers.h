@@ -1,5 +1,5 @@
-// The decoder stack: one forward pass of appended tokens through all layers, and its backward pass. Training, scoring,
-// prefill and decode are this pass with other banks and other suffixes.
+// The decoder stack: one forward pass of appended tokens through all layers, and its backward pass. Training,
+// scoring, prefill and decode are this pass with other banks and other suffixes.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,15 @@
 
 namespace duokv {
 
-// The appended tokens of `batch` rows, `count` each. Suffixes of them share the per-token arrays on the device.
+// The appended tokens of `batch` rows, `count` each. Suffixes of them share the per-token arrays on the
+// device.
 class Positions {
  public:
-  // `first` [batch]: absolute position of each row's first token. `start`, `position` [batch, count]: where the token's
-  // document starts (absolute) and the position within it. `history_window` caps m_t; 0 where no read uses it.
-  Positions(Workspace& workspace, int64_t batch, int64_t count, std::vector<int32_t> first, std::vector<int32_t> start,
-            std::vector<int32_t> position, int64_t history_window);
+  // `first` [batch]: absolute position of each row's first token. `start`, `position` [batch, count]: where
+  // the token's document starts (absolute) and the position within it. `history_window` caps m_t; 0 where no
+  // read uses it.
+  Positions(Workspace& workspace, int64_t batch, int64_t count, std::vector<int32_t> first,
+            std::vector<int32_t> start, std::vector<int32_t> position, int64_t history_window);
 
   int64_t batch() const { return batch_; }
   int64_t count() const { return count_; }
@@ -26,9 +28,9 @@ class Positions {
 
   // Device arrays over the last `length` tokens of every row.
   struct Suffix {
-    const int32_t* first;     // [batch]
-    const int32_t* start;     // [batch, length]
-    const int32_t* position;  // [batch, length]
+    const int32_t* first;           // [batch]
+    const int32_t* start;           // [batch, length]
+    const int32_t* position;        // [batch, length]
     const float* log_multiplicity;  // [batch, length] log m_t; null where no read uses it
   };
   const Suffix& suffix(int64_t length);
@@ -60,16 +62,16 @@ class Banks {
 
 // What the backward pass needs of one layer's forward pass. M = batch * count.
 struct LayerTape {
-  float* input = nullptr;          // [M, d] representation i
-  float* q = nullptr;              // [M, query_width] after rotary
-  float* attention = nullptr;      // [M, query_width] what o_proj reads
+  float* input = nullptr;                 // [M, d] representation i
+  float* q = nullptr;                     // [M, query_width] after rotary
+  float* attention = nullptr;             // [M, query_width] what o_proj reads
   float* branch[2] = {nullptr, nullptr};  // [M, query_width] global and local output under separate fusion
-  float* lse = nullptr;            // [reads, M, query_heads]
-  float* middle = nullptr;         // [M, d] after the attention residual
-  float* gate = nullptr;           // [M, f]
-  float* up = nullptr;             // [M, f]
-  float* ffn_output = nullptr;     // [M, d] after the FFN residual, where an adapter follows
-  float* adapter = nullptr;        // [M, rank] before its SiLU
+  float* lse = nullptr;                   // [reads, M, query_heads]
+  float* middle = nullptr;                // [M, d] after the attention residual
+  float* gate = nullptr;                  // [M, f]
+  float* up = nullptr;                    // [M, f]
+  float* ffn_output = nullptr;            // [M, d] after the FFN residual, where an adapter follows
+  float* adapter = nullptr;               // [M, rank] before its SiLU
 };
 
 struct Tape {
@@ -88,17 +90,19 @@ struct Pass {
   Cancel cancel;
 };
 
-// Runs all layers from the embeddings of `tokens` (device, [batch, count]). Gives the last layer's output for the last
-// suffixes.query.back() tokens of every row, [batch, that, d], in workspace memory. With a tape (training: all suffixes
-// are whole) everything the backward pass reads is kept in the workspace.
+// Runs all layers from the embeddings of `tokens` (device, [batch, count]). Gives the last layer's output for
+// the last suffixes.query.back() tokens of every row, [batch, that, d], in workspace memory. With a tape
+// (training: all suffixes are whole) everything the backward pass reads is kept in the workspace.
 float* run_layers(const Pass& pass, const int32_t* tokens, Tape* tape);
 
-// Gradients of the stack, accumulated into the arena `gradients` (laid out as the parameters). `dx` [M, d] is the
-// gradient of the last layer's output, and is used up. The pass is the one that filled the tape, over `TrainingBanks`.
-void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& tape, float* dx, float* gradients);
+// Gradients of the stack, accumulated into the arena `gradients` (laid out as the parameters). `dx` [M, d] is
+// the gradient of the last layer's output, and is used up. The pass is the one that filled the tape, over
+// `TrainingBanks`.
+void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& tape, float* dx,
+                         float* gradients);
 
-// Banks of a pass without a cache: every row starts empty, all positions are projected, and the entries stay where the
-// projections put them, token-major FP32.
+// Banks of a pass without a cache: every row starts empty, all positions are projected, and the entries stay
+// where the projections put them, token-major FP32.
 class TrainingBanks : public Banks {
  public:
   TrainingBanks(Workspace& workspace, const Plan& plan, int64_t batch, int64_t count);
@@ -114,7 +118,8 @@ class TrainingBanks : public Banks {
 };
 
 inline void poll(Cancel cancel) {
-  if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Error(kAbortCode, "the call was aborted");
+  if (cancel != nullptr && cancel->load(std::memory_order_relaxed))
+    throw Error(kAbortCode, "the call was aborted");
 }
 
 }  // namespace duokv

@@ -1,6 +1,6 @@
-// The backward pass of the decoder stack: the forward pass of layers.cpp read from its end. Normalised inputs and
-// activation outputs are recomputed, which costs far less than the products around them and saves about a third of
-// the tape.
+// The backward pass of the decoder stack: the forward pass of layers.cpp read from its end. Normalised inputs
+// and activation outputs are recomputed, which costs far less than the products around them and saves about a
+// third of the tape.
 #include <algorithm>
 #include <cmath>
 
@@ -55,7 +55,8 @@ class Backward {
     device_.run(&OpTable::swiglu_forward, {kept.adapter, nullptr, m_ * config_.adapter_rank, s});
     float* ds = take(config_.adapter_rank);
     linear(s, dx, plan.adapter_down, ds, false);
-    device_.run(&OpTable::swiglu_backward, {kept.adapter, nullptr, ds, m_ * config_.adapter_rank, ds, nullptr});
+    device_.run(&OpTable::swiglu_backward,
+                {kept.adapter, nullptr, ds, m_ * config_.adapter_rank, ds, nullptr});
     float* dn = take(config_.hidden);
     linear(n.y, ds, plan.adapter_up, dn, false);
     normalise_backward(kept.ffn_output, plan.ffn_norm, n, dn, dx);
@@ -109,8 +110,8 @@ class Backward {
   }
 
   // dq, and the gradients of the banks read.
-  void attention_banks(const LayerPlan& plan, const LayerTape& kept, const ops::Bank* banks, float* dattention,
-                       float* dq) {
+  void attention_banks(const LayerPlan& plan, const LayerTape& kept, const ops::Bank* banks,
+                       float* dattention, float* dq) {
     ops::AttentionBackwardArgs args{};
     args.forward.batch = pass_.positions.batch();
     args.forward.queries = pass_.positions.count();
@@ -123,7 +124,8 @@ class Backward {
     args.forward.document_start = where_.start;
     args.forward.mode = pass_.precision.attention;
     const auto gradients_of = [&](const Read& read) -> ops::BankGradient {
-      return {bank_gradients_[static_cast<size_t>(read.k_bank)].dk, bank_gradients_[static_cast<size_t>(read.v_bank)].dv};
+      return {bank_gradients_[static_cast<size_t>(read.k_bank)].dk,
+              bank_gradients_[static_cast<size_t>(read.v_bank)].dv};
     };
     const size_t reads = plan.reads.size();
     if (plan.fusion_logit == kNone) {
@@ -143,7 +145,10 @@ class Backward {
     device_.run(&OpTable::fuse_backward,
                 {{kept.branch[0], kept.branch[1], pass_.model.data(plan.fusion_logit), m_,
                   static_cast<int32_t>(config_.query_heads), static_cast<int32_t>(config_.head_dim), nullptr},
-                 dattention, dbranch[0], dbranch[1], gradient(plan.fusion_logit)});
+                 dattention,
+                 dbranch[0],
+                 dbranch[1],
+                 gradient(plan.fusion_logit)});
     float* dq_branch[2] = {dq, take(config_.query_width())};
     args.forward.bank_count = 1;
     for (size_t r = 0; r < reads; ++r) {
@@ -198,7 +203,8 @@ class Backward {
 
 }  // namespace
 
-void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& tape, float* dx, float* gradients) {
+void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& tape, float* dx,
+                         float* gradients) {
   Backward(pass, tape, gradients).run(tokens, dx);
 }
 

@@ -12,12 +12,15 @@
 
 namespace duokv {
 
-using Cancel = const std::atomic<bool>*;  // null, or a flag polled between layers; set: the call throws kAbortCode
+using Cancel =
+    const std::atomic<bool>*;  // null, or a flag polled between layers; set: the call throws kAbortCode
 
 class Model {
  public:
-  // Parameters drawn from `seed` (decimal digits), spec/architecture.md section 6. Empty seed: left zero, to be written.
-  static std::shared_ptr<Model> create(std::shared_ptr<Device> device, const ModelConfig& config, const std::string& seed);
+  // Parameters drawn from `seed` (decimal digits), spec/architecture.md section 6. Empty seed: left zero, to
+  // be written.
+  static std::shared_ptr<Model> create(std::shared_ptr<Device> device, const ModelConfig& config,
+                                       const std::string& seed);
   ~Model();
 
   const Plan& plan() const { return plan_; }
@@ -60,10 +63,12 @@ struct Batch {
 };
 
 // Logits of every position, [rows, length, V] into host memory.
-void compute_logits(Model& model, const Batch& batch, const Precision& precision, float* logits, Cancel cancel);
+void compute_logits(Model& model, const Batch& batch, const Precision& precision, float* logits,
+                    Cancel cancel);
 
 // Token cross-entropies of every position in nats, valid or not: [rows, length] into host memory.
-void compute_token_nll(Model& model, const Batch& batch, const Precision& precision, float* nll, Cancel cancel);
+void compute_token_nll(Model& model, const Batch& batch, const Precision& precision, float* nll,
+                       Cancel cancel);
 
 // Throws ERR_TOKEN_RANGE, ERR_SHAPE, ERR_DOCUMENT_IDS naming argument, index, limit and value.
 void validate_batch(const Plan& plan, const Batch& batch, bool needs_targets);

@@ -42,13 +42,15 @@ class Builder {
     return d == Design::LocalHistory || d == Design::CurrentOnly || d == Design::RepeatedCurrent;
   }
   bool has_global_bank() const {
-    return has_local_bank() || plan_.config.design == Design::GlobalOnly || plan_.config.design == Design::GlobalAdapters;
+    return has_local_bank() || plan_.config.design == Design::GlobalOnly ||
+           plan_.config.design == Design::GlobalAdapters;
   }
 
   int32_t add(std::string name, std::vector<int64_t> shape, Parameter::Init init, double std) {
     int64_t elements = 1;
     for (int64_t extent : shape) elements *= extent;
-    plan_.parameters.push_back({std::move(name), std::move(shape), plan_.arena_elements, elements, init, std});
+    plan_.parameters.push_back(
+        {std::move(name), std::move(shape), plan_.arena_elements, elements, init, std});
     plan_.parameter_count += elements;
     plan_.arena_elements += (elements + kAlignment - 1) / kAlignment * kAlignment;
     return static_cast<int32_t>(plan_.parameters.size()) - 1;
@@ -59,8 +61,8 @@ class Builder {
   int32_t ones(const std::string& name, int64_t n) { return add(name, {n}, Parameter::Init::Ones, 0); }
 
   // A bank of its own for the K and V that `norm`, `k_proj` and `v_proj` make of `representation`.
-  int32_t bank(const std::string& name, BankPlan::Part part, int64_t window, int64_t representation, int32_t norm,
-               int32_t k_proj, int32_t v_proj) {
+  int32_t bank(const std::string& name, BankPlan::Part part, int64_t window, int64_t representation,
+               int32_t norm, int32_t k_proj, int32_t v_proj) {
     plan_.projections.push_back({static_cast<int32_t>(representation), norm, k_proj, v_proj});
     plan_.banks.push_back({name, part, window});
     return static_cast<int32_t>(plan_.banks.size()) - 1;
@@ -71,14 +73,18 @@ class Builder {
     const std::string prefix = "model.layers." + std::to_string(i) + ".";
     const double residual_scale = 1.0 / std::sqrt(2.0 * static_cast<double>(c.layers()));
     const bool upper = i >= c.lower_layers;
-    const int64_t in_pair = (i - (has_local_bank() ? c.lower_layers : 0)) % 2;  // 0: first of its pair, 1: second
+    const int64_t in_pair =
+        (i - (has_local_bank() ? c.lower_layers : 0)) % 2;  // 0: first of its pair, 1: second
 
-    // A layer reads its own full bank, its pair's, or (upper layers over a global bank) the global and a local one.
+    // A layer reads its own full bank, its pair's, or (upper layers over a global bank) the global and a
+    // local one.
     const bool reads_global = upper && has_global_bank();
     const bool pairs_full_banks = c.design == Design::Gqa4Cla2;
-    const bool pairs_local_banks = reads_global && has_local_bank() && c.local_source != LocalSource::PerLayer;
-    const bool projects = reads_global ? has_local_bank() && !(c.local_source == LocalSource::SharedKv && in_pair == 1)
-                                       : !(pairs_full_banks && in_pair == 1);
+    const bool pairs_local_banks =
+        reads_global && has_local_bank() && c.local_source != LocalSource::PerLayer;
+    const bool projects = reads_global
+                              ? has_local_bank() && !(c.local_source == LocalSource::SharedKv && in_pair == 1)
+                              : !(pairs_full_banks && in_pair == 1);
 
     LayerPlan row{};
     row.upper = upper;
@@ -90,9 +96,10 @@ class Builder {
       v_proj = matrix(prefix + "self_attn.v_proj.weight", c.kv_width(), c.hidden);
     }
     row.o_proj = matrix(prefix + "self_attn.o_proj.weight", c.hidden, c.query_width(), residual_scale);
-    row.fusion_logit = reads_global && has_local_bank() && c.fusion == Fusion::Separate
-                           ? add(prefix + "self_attn.fusion_logit", {c.query_heads}, Parameter::Init::Zeros, 0)
-                           : kNone;
+    row.fusion_logit =
+        reads_global && has_local_bank() && c.fusion == Fusion::Separate
+            ? add(prefix + "self_attn.fusion_logit", {c.query_heads}, Parameter::Init::Zeros, 0)
+            : kNone;
     row.ffn_norm = ones(prefix + "post_attention_layernorm.weight", c.hidden);
     row.gate_proj = matrix(prefix + "mlp.gate_proj.weight", c.ffn, c.hidden);
     row.up_proj = matrix(prefix + "mlp.up_proj.weight", c.ffn, c.hidden);
@@ -100,12 +107,14 @@ class Builder {
     row.adapter_up = row.adapter_down = kNone;
     if (upper && c.design == Design::GlobalAdapters) {
       row.adapter_up = matrix(prefix + "adapter.up_proj.weight", c.adapter_rank, c.hidden);
-      row.adapter_down = matrix(prefix + "adapter.down_proj.weight", c.hidden, c.adapter_rank, residual_scale);
+      row.adapter_down =
+          matrix(prefix + "adapter.down_proj.weight", c.hidden, c.adapter_rank, residual_scale);
     }
 
     if (!reads_global) {
       if (projects)
-        own_bank_ = bank("layer." + std::to_string(i), BankPlan::Part::Lower, 0, i, row.attention_norm, k_proj, v_proj);
+        own_bank_ = bank("layer." + std::to_string(i), BankPlan::Part::Lower, 0, i, row.attention_norm,
+                         k_proj, v_proj);
       row.reads.push_back({own_bank_, own_bank_, 0, false});
     } else {
       if (i == c.lower_layers) provide_global_bank();
@@ -121,7 +130,8 @@ class Builder {
     plan_.layers.push_back(std::move(row));
   }
 
-  // `boundary`: a projection of the lower stack's output. `cross`: the last lower layer's K and the first one's V.
+  // `boundary`: a projection of the lower stack's output. `cross`: the last lower layer's K and the first
+  // one's V.
   void provide_global_bank() {
     const ModelConfig& c = plan_.config;
     if (c.provider == Provider::Cross) {
@@ -145,8 +155,8 @@ const Parameter& Plan::parameter(const std::string& name, int64_t elements) cons
   for (const Parameter& p : parameters) {
     if (p.name != name) continue;
     if (p.elements != elements)
-      throw Error("ERR_SHAPE", "parameter '" + name + "' has " + std::to_string(p.elements) + " elements, but " +
-                                   std::to_string(elements) + " were given");
+      throw Error("ERR_SHAPE", "parameter '" + name + "' has " + std::to_string(p.elements) +
+                                   " elements, but " + std::to_string(elements) + " were given");
     return p;
   }
   throw Error("ERR_TENSOR_NAME", "this model has no parameter '" + name + "'");

@@ -1,5 +1,5 @@
-// A design is data: a config becomes a table with one row per layer, and every program, name, count and suffix length
-// derives from that table. Nothing outside plan.cpp and config.cpp asks which design it is.
+// A design is data: a config becomes a table with one row per layer, and every program, name, count and
+// suffix length derives from that table. Nothing outside plan.cpp and config.cpp asks which design it is.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct Parameter {
 
 // Representation 0 is the token embedding, representation i + 1 the output of layer i.
 //
-// A projection turns one representation into K and V: k = RoPE(Wk u), v = Wv u with u = RMSNorm(representation; norm).
-// It fills the bank of the same index, and runs as soon as its representation exists: before the attention of the layer
-// whose input that is.
+// A projection turns one representation into K and V: k = RoPE(Wk u), v = Wv u with u =
+// RMSNorm(representation; norm). It fills the bank of the same index, and runs as soon as its representation
+// exists: before the attention of the layer whose input that is.
 struct Projection {
   int32_t representation;
   int32_t norm, k_proj, v_proj;
@@ -42,8 +42,8 @@ struct BankPlan {
 // One bank as a layer reads it. K and V normally come from the same bank; under provider `cross` they do not.
 struct Read {
   int32_t k_bank, v_bank;
-  int64_t window;         // entries visible to a query, itself included; 0: all earlier ones
-  bool multiplicity_bias; // adds log m_t, m_t = min(history_window, position in document + 1)
+  int64_t window;          // entries visible to a query, itself included; 0: all earlier ones
+  bool multiplicity_bias;  // adds log m_t, m_t = min(history_window, position in document + 1)
 };
 
 struct LayerPlan {
@@ -88,20 +88,24 @@ struct Suffixes {
   bool exact;
 };
 
-// Positions that a prefill of `n` appended positions computes (spec/execution.md section 1), by one backward walk over
-// the plan: which positions of this representation does anyone still need? Throws ERR_CONFIG where the route does not exist.
+// Positions that a prefill of `n` appended positions computes (spec/execution.md section 1), by one backward
+// walk over the plan: which positions of this representation does anyone still need? Throws ERR_CONFIG where
+// the route does not exist.
 Suffixes suffix_lengths(const Plan&, int64_t n, const Route&);
 
-// Positions summed over the upper layers: K/V inputs of their projections (the provider not counted), query/output.
+// Positions summed over the upper layers: K/V inputs of their projections (the provider not counted),
+// query/output.
 struct PositionCounts {
   int64_t kv_input, query_output;
 };
 PositionCounts position_counts(const Plan&, const Suffixes&);
 
-// The shortest suffix R that is enough for every upper layer (route `uniform`), before it is capped by the prompt.
+// The shortest suffix R that is enough for every upper layer (route `uniform`), before it is capped by the
+// prompt.
 int64_t uniform_suffix(const Plan&);
 
-// Complete-cache bytes of `batch` rows of `n` positions by formula-free summation over the banks, at `element` bytes each.
+// Complete-cache bytes of `batch` rows of `n` positions by formula-free summation over the banks, at
+// `element` bytes each.
 struct CacheBytes {
   int64_t lower = 0, global = 0, local = 0, document_ids = 0;
   int64_t total() const { return lower + global + local + document_ids; }
@@ -119,7 +123,8 @@ struct FlopCount {
 };
 // Attention over the visible pairs of documents of these lengths.
 FlopCount count_flops(const Plan&, const std::vector<int64_t>& document_lengths);
-// The same from average visible pairs per token: `causal_pairs` of an unbounded bank, `window_pairs` of a bounded one.
+// The same from average visible pairs per token: `causal_pairs` of an unbounded bank, `window_pairs` of a
+// bounded one.
 FlopCount count_flops(const Plan&, double tokens, double causal_pairs, double window_pairs);
 
 }  // namespace duokv

@@ -1,5 +1,5 @@
-// Programs without a cache: logits of all positions and token cross-entropies. Rows run one by one, so that memory does
-// not grow with the batch and a row's result cannot depend on its mates.
+// Programs without a cache: logits of all positions and token cross-entropies. Rows run one by one, so that
+// memory does not grow with the batch and a row's result cannot depend on its mates.
 #include <algorithm>
 #include <functional>
 
@@ -10,8 +10,8 @@ namespace duokv {
 namespace {
 
 // Calls use(row, hidden) with the normalised final hidden states [length, d] of every row.
-void for_each_row(Model& model, const Batch& batch, const Precision& precision, Cancel cancel, Workspace& workspace,
-                  const std::function<void(int64_t row, const float* hidden)>& use) {
+void for_each_row(Model& model, const Batch& batch, const Precision& precision, Cancel cancel,
+                  Workspace& workspace, const std::function<void(int64_t row, const float* hidden)>& use) {
   const Plan& plan = model.plan();
   const int64_t n = batch.length, d = plan.config.hidden;
   const Suffixes suffixes = suffix_lengths(plan, n, {Route::Kind::Full, 0});
@@ -27,15 +27,17 @@ void for_each_row(Model& model, const Batch& batch, const Precision& precision, 
     float* x = run_layers(pass, tokens, nullptr);
     poll(cancel);
     float* hidden = workspace.take(n * d);
-    model.device()->run(&ops::OpTable::rms_norm_forward, {x, model.data(plan.final_norm), n, d,
-                                                          static_cast<float>(plan.config.rms_norm_eps), hidden, nullptr});
+    model.device()->run(&ops::OpTable::rms_norm_forward,
+                        {x, model.data(plan.final_norm), n, d, static_cast<float>(plan.config.rms_norm_eps),
+                         hidden, nullptr});
     use(r, hidden);
   }
 }
 
 }  // namespace
 
-void compute_logits(Model& model, const Batch& batch, const Precision& precision, float* logits, Cancel cancel) {
+void compute_logits(Model& model, const Batch& batch, const Precision& precision, float* logits,
+                    Cancel cancel) {
   const Plan& plan = model.plan();
   validate_batch(plan, batch, false);
   Workspace workspace(model.device());
@@ -46,14 +48,17 @@ void compute_logits(Model& model, const Batch& batch, const Precision& precision
     for (int64_t t = 0; t < n; t += kChunk) {
       poll(cancel);
       const int64_t m = std::min(kChunk, n - t);
-      model.device()->run(&ops::OpTable::linear_forward, {hidden + t * d, m, model.weight(plan.embedding, true), chunk,
-                                                          false, false, precision.linear});
-      model.device()->download(logits + (row * n + t) * vocab, chunk, m * vocab * static_cast<int64_t>(sizeof(float)));
+      model.device()->run(
+          &ops::OpTable::linear_forward,
+          {hidden + t * d, m, model.weight(plan.embedding, true), chunk, false, false, precision.linear});
+      model.device()->download(logits + (row * n + t) * vocab, chunk,
+                               m * vocab * static_cast<int64_t>(sizeof(float)));
     }
   });
 }
 
-void compute_token_nll(Model& model, const Batch& batch, const Precision& precision, float* nll, Cancel cancel) {
+void compute_token_nll(Model& model, const Batch& batch, const Precision& precision, float* nll,
+                       Cancel cancel) {
   const Plan& plan = model.plan();
   validate_batch(plan, batch, true);
   Workspace workspace(model.device());

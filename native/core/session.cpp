@@ -29,7 +29,8 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
   if (options.batch < 1)
     throw Error("ERR_SHAPE", "batch is " + std::to_string(options.batch) + "; it must be at least 1");
   if (options.capacity < 1 || options.capacity >= std::numeric_limits<int32_t>::max())
-    throw Error("ERR_SHAPE", "capacity is " + std::to_string(options.capacity) + "; it must be in [1, 2^31 - 2]");
+    throw Error("ERR_SHAPE",
+                "capacity is " + std::to_string(options.capacity) + "; it must be in [1, 2^31 - 2]");
   cache_ = std::make_unique<Cache>(model_->device(), model_->plan(), options);
   workspace_ = std::make_unique<Workspace>(model_->device());
 }
@@ -42,7 +43,8 @@ void Session::check_row(int64_t row, const char* argument) const {
                                  std::to_string(options_.batch) + ")");
 }
 
-PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits, Cancel cancel) {
+PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits,
+                               Cancel cancel) {
   const Plan& plan = model_->plan();
   if (rows.empty()) throw Error("ERR_SHAPE", "rows is empty; a prefill needs at least 1 row");
   std::set<int64_t> seen;
@@ -56,9 +58,10 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
       throw Error("ERR_SHAPE", "tokens: the prompt of row " + std::to_string(request.row) + " is empty");
     const CacheRow& row = cache_->row(request.row);
     if (row.length + request.count > options_.capacity)
-      throw Error("ERR_CAPACITY", "row " + std::to_string(request.row) + " holds " + std::to_string(row.length) +
-                                      " positions and would get " + std::to_string(request.count) +
-                                      " more; its capacity is " + std::to_string(options_.capacity));
+      throw Error("ERR_CAPACITY", "row " + std::to_string(request.row) + " holds " +
+                                      std::to_string(row.length) + " positions and would get " +
+                                      std::to_string(request.count) + " more; its capacity is " +
+                                      std::to_string(options_.capacity));
     check_tokens(request.tokens, request.count, plan.config.vocab, "tokens", request.row);
 
     Group& group = groups[request.count];
@@ -73,9 +76,10 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
     group.documents.push_back(append_documents(row.documents, request.document_ids, request.count, row.length,
                                                "documentIds", request.row, group.start.data() + offset,
                                                group.position.data() + offset));
-    group.ids.push_back(request.document_ids != nullptr
-                            ? std::vector<int64_t>(request.document_ids, request.document_ids + request.count)
-                            : std::vector<int64_t>(static_cast<size_t>(request.count), group.documents.back().last_id));
+    group.ids.push_back(
+        request.document_ids != nullptr
+            ? std::vector<int64_t>(request.document_ids, request.document_ids + request.count)
+            : std::vector<int64_t>(static_cast<size_t>(request.count), group.documents.back().last_id));
   }
 
   PrefillResult result{true, std::vector<PositionCounts>(rows.size())};
@@ -103,13 +107,15 @@ void Session::run(Group& group, Cancel cancel, float* logits) {
   Device& device = *model_->device();
   const int64_t batch = static_cast<int64_t>(group.rows.size());
   const int64_t d = plan.config.hidden, vocab = plan.config.vocab;
-  group.banks = std::make_unique<CacheBanks>(*workspace_, *cache_, plan, group.rows, group.count, group.suffixes);
+  group.banks =
+      std::make_unique<CacheBanks>(*workspace_, *cache_, plan, group.rows, group.count, group.suffixes);
 
   const WorkspaceScope scope(*workspace_);  // the banks' staging, taken before, stays until the commit
   const int32_t* tokens = workspace_->upload(group.tokens);
   Positions positions(*workspace_, batch, group.count, std::move(group.first), std::move(group.start),
                       std::move(group.position), plan.history_window);
-  const Pass pass{*model_, *workspace_, options_.precision, true, positions, group.suffixes, *group.banks, cancel};
+  const Pass pass{*model_,   *workspace_,    options_.precision, true,
+                  positions, group.suffixes, *group.banks,       cancel};
   float* x = run_layers(pass, tokens, nullptr);
   poll(cancel);
 
@@ -118,11 +124,11 @@ void Session::run(Group& group, Cancel cancel, float* logits) {
   device.run(&OpTable::rms_norm_forward, {last, model_->data(plan.final_norm), batch, d,
                                           static_cast<float>(plan.config.rms_norm_eps), last, nullptr});
   float* scores = workspace_->take(batch * vocab);
-  device.run(&OpTable::linear_forward, {last, batch, model_->weight(plan.embedding, true), scores, false, false,
-                                        options_.precision.linear});
+  device.run(&OpTable::linear_forward, {last, batch, model_->weight(plan.embedding, true), scores, false,
+                                        false, options_.precision.linear});
   for (int64_t b = 0; b < batch; ++b)
-    device.download(logits + static_cast<int64_t>(group.requests[static_cast<size_t>(b)]) * vocab, scores + b * vocab,
-                    vocab * static_cast<int64_t>(sizeof(float)));
+    device.download(logits + static_cast<int64_t>(group.requests[static_cast<size_t>(b)]) * vocab,
+                    scores + b * vocab, vocab * static_cast<int64_t>(sizeof(float)));
 }
 
 void Session::commit(Group& group) {

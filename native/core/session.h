@@ -17,8 +17,8 @@ struct SessionOptions {
 };
 
 struct PrefillRow {
-  int64_t row;            // slot
-  const int32_t* tokens;  // host [count]
+  int64_t row;                  // slot
+  const int32_t* tokens;        // host [count]
   const int64_t* document_ids;  // host [count]; null: continues the row's last document, or one new document
   int64_t count;
 };
@@ -49,10 +49,11 @@ class Session {
   const SessionOptions& options() const { return options_; }
   const std::shared_ptr<Model>& model() const { return model_; }
 
-  // Appends each row's tokens and gives its prompt-end logits, logits [rows.size(), V] (host). Rows of equal length run
-  // together. Cache writes are staged: nothing changes when it throws (ERR_SHAPE, ERR_CAPACITY, ERR_TOKEN_RANGE,
-  // ERR_DOCUMENT_IDS, ERR_CONFIG, ABORT_ERR), and rows not named stay bitwise as they were.
-  PrefillResult prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits, Cancel cancel);
+  // Appends each row's tokens and gives its prompt-end logits, logits [rows.size(), V] (host). Rows of equal
+  // length run together. Cache writes are staged: nothing changes when it throws (ERR_SHAPE, ERR_CAPACITY,
+  // ERR_TOKEN_RANGE, ERR_DOCUMENT_IDS, ERR_CONFIG, ABORT_ERR), and rows not named stay bitwise as they were.
+  PrefillResult prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits,
+                        Cancel cancel);
 
   // One step: appends one token to each named row; logits [rows.size(), V] (host). Throws as prefill does.
   void decode(const std::vector<DecodeRow>& rows, float* logits, Cancel cancel);

@@ -15,8 +15,10 @@ Suffixes walk(const Plan& plan, int64_t n) {
   std::vector<int64_t> need(layers + 1, 0);  // of each representation
   std::vector<int64_t> bank_need(plan.banks.size(), 0);
   need[layers] = 1;
-  // Later calls read every full bank, whatever this one needs of it, and the last `window` entries of the others.
-  for (size_t b = 0; b < plan.banks.size(); ++b) bank_need[b] = plan.banks[b].window == 0 ? n : plan.banks[b].window;
+  // Later calls read every full bank, whatever this one needs of it, and the last `window` entries of the
+  // others.
+  for (size_t b = 0; b < plan.banks.size(); ++b)
+    bank_need[b] = plan.banks[b].window == 0 ? n : plan.banks[b].window;
 
   for (size_t i = layers; i-- > 0;) {
     const LayerPlan& layer = plan.layers[i];
@@ -47,7 +49,8 @@ void flatten_upper(const Plan& plan, int64_t n, int64_t suffix, Suffixes& s) {
 
 bool is_upper_projection(const Plan& plan, size_t projection) {
   const int32_t representation = plan.projections[projection].representation;
-  return plan.banks[projection].part != BankPlan::Part::Global && plan.layers[static_cast<size_t>(representation)].upper;
+  return plan.banks[projection].part != BankPlan::Part::Global &&
+         plan.layers[static_cast<size_t>(representation)].upper;
 }
 
 }  // namespace
@@ -82,7 +85,8 @@ Suffixes suffix_lengths(const Plan& plan, int64_t n, const Route& route) {
       break;
     case Route::Kind::Approximate:
       if (route.suffix < 1)
-        throw Error("ERR_CONFIG", "schedule.approximate is " + std::to_string(route.suffix) + "; it must be at least 1");
+        throw Error("ERR_CONFIG",
+                    "schedule.approximate is " + std::to_string(route.suffix) + "; it must be at least 1");
       s.exact = route.suffix >= std::min(n, uniform_suffix(plan));
       flatten_upper(plan, n, route.suffix, s);
       break;

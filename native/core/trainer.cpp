@@ -31,16 +31,18 @@ void require(bool legal, const std::string& key, const std::string& value, const
 
 void check_options(const TrainerOptions& o) {
   const auto at_least_zero = [](double x) { return std::isfinite(x) && x >= 0; };
-  require(at_least_zero(o.optimizer.lr), "optimizer.lr", std::to_string(o.optimizer.lr), "a number of at least 0");
-  require(o.optimizer.beta1 >= 0 && o.optimizer.beta1 < 1, "optimizer.betas[0]", std::to_string(o.optimizer.beta1),
-          "in [0, 1)");
-  require(o.optimizer.beta2 >= 0 && o.optimizer.beta2 < 1, "optimizer.betas[1]", std::to_string(o.optimizer.beta2),
-          "in [0, 1)");
-  require(std::isfinite(o.optimizer.eps) && o.optimizer.eps > 0, "optimizer.eps", std::to_string(o.optimizer.eps),
-          "a positive number");
-  require(at_least_zero(o.optimizer.weight_decay), "optimizer.weightDecay", std::to_string(o.optimizer.weight_decay),
+  require(at_least_zero(o.optimizer.lr), "optimizer.lr", std::to_string(o.optimizer.lr),
           "a number of at least 0");
-  require(at_least_zero(o.clip_norm), "clipNorm", std::to_string(o.clip_norm), "a number of at least 0 (0: no clipping)");
+  require(o.optimizer.beta1 >= 0 && o.optimizer.beta1 < 1, "optimizer.betas[0]",
+          std::to_string(o.optimizer.beta1), "in [0, 1)");
+  require(o.optimizer.beta2 >= 0 && o.optimizer.beta2 < 1, "optimizer.betas[1]",
+          std::to_string(o.optimizer.beta2), "in [0, 1)");
+  require(std::isfinite(o.optimizer.eps) && o.optimizer.eps > 0, "optimizer.eps",
+          std::to_string(o.optimizer.eps), "a positive number");
+  require(at_least_zero(o.optimizer.weight_decay), "optimizer.weightDecay",
+          std::to_string(o.optimizer.weight_decay), "a number of at least 0");
+  require(at_least_zero(o.clip_norm), "clipNorm", std::to_string(o.clip_norm),
+          "a number of at least 0 (0: no clipping)");
   require(o.microbatch >= 1, "microbatch", std::to_string(o.microbatch), "at least 1");
   require(o.schedule.warmup >= 0, "schedule.warmup", std::to_string(o.schedule.warmup), "at least 0");
   require(o.schedule.total == 0 || o.schedule.total >= o.schedule.warmup, "schedule.total",
@@ -60,7 +62,8 @@ Trainer::Trainer(std::shared_ptr<Model> model, const TrainerOptions& options)
   gradients_ = Buffer(model_->device(), bytes, "gradients");
   first_moment_ = Buffer(model_->device(), bytes, "AdamW first moments");
   second_moment_ = Buffer(model_->device(), bytes, "AdamW second moments");
-  for (Buffer* buffer : {&gradients_, &first_moment_, &second_moment_}) model_->device()->zero(buffer->as(), bytes);
+  for (Buffer* buffer : {&gradients_, &first_moment_, &second_moment_})
+    model_->device()->zero(buffer->as(), bytes);
 }
 
 int64_t Trainer::bytes() const {
@@ -76,7 +79,8 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
 
   std::vector<float> token_scale(static_cast<size_t>(m));
   for (int64_t t = 0; t < m; ++t)
-    token_scale[static_cast<size_t>(t)] = is_valid_target(batch, offset + t) ? static_cast<float>(scale) : 0.0f;
+    token_scale[static_cast<size_t>(t)] =
+        is_valid_target(batch, offset + t) ? static_cast<float>(scale) : 0.0f;
   int32_t* tokens = workspace_.take<int32_t>(m);
   int32_t* targets = workspace_.take<int32_t>(m);
   device.upload(tokens, batch.tokens + offset, m * static_cast<int64_t>(sizeof(int32_t)));
@@ -101,10 +105,10 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
   float* dx = workspace_.take(m * d);
   const auto gradient = [&](int32_t parameter) { return gradients_.as() + plan.parameter(parameter).offset; };
   device.run(&OpTable::linear_cross_entropy,
-             {hidden, m, model_->weight(plan.embedding, false), targets, workspace_.upload(token_scale), nll, dhidden,
-              gradient(plan.embedding), options_.precision.linear});
-  device.run(&OpTable::rms_norm_backward, {x, model_->data(plan.final_norm), rstd, dhidden, m, d, dx, false,
-                                           gradient(plan.final_norm)});
+             {hidden, m, model_->weight(plan.embedding, false), targets, workspace_.upload(token_scale), nll,
+              dhidden, gradient(plan.embedding), options_.precision.linear});
+  device.run(&OpTable::rms_norm_backward,
+             {x, model_->data(plan.final_norm), rstd, dhidden, m, d, dx, false, gradient(plan.final_norm)});
   run_layers_backward(pass, tokens, tape, dx, gradients_.as());
 
   std::vector<float> losses(static_cast<size_t>(m));
@@ -120,7 +124,8 @@ GradientResult Trainer::gradients(const Batch& batch, Cancel cancel) {
   int64_t valid = 0;
   for (int64_t t = 0; t < batch.rows * batch.length; ++t) valid += is_valid_target(batch, t) ? 1 : 0;
   if (valid == 0)
-    throw Error("ERR_NO_TARGETS", "the batch has no valid target: no target's document id equals its input's");
+    throw Error("ERR_NO_TARGETS",
+                "the batch has no valid target: no target's document id equals its input's");
 
   model_->device()->zero(gradients_.as(), gradients_.bytes());
   GradientResult result{0, 0, valid};
@@ -138,9 +143,9 @@ StepResult Trainer::step(const Batch& batch, Cancel cancel) {
   StepResult result{};
   static_cast<GradientResult&>(result) = gradients(batch, cancel);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    throw Error("ERR_NOT_FINITE", "update " + std::to_string(update_ + 1) + ": loss " + std::to_string(result.loss) +
-                                      ", gradient norm " + std::to_string(result.grad_norm) +
-                                      "; nothing was changed");
+    throw Error("ERR_NOT_FINITE", "update " + std::to_string(update_ + 1) + ": loss " +
+                                      std::to_string(result.loss) + ", gradient norm " +
+                                      std::to_string(result.grad_norm) + "; nothing was changed");
   poll(cancel);
   result.update = update_ + 1;
   result.learning_rate = learning_rate(options_.optimizer, options_.schedule, result.update);
@@ -150,8 +155,8 @@ StepResult Trainer::step(const Batch& batch, Cancel cancel) {
   const OptimizerOptions& o = options_.optimizer;
   model_->device()->run(&OpTable::adamw,
                         {model_->arena(), gradients_.as(), first_moment_.as(), second_moment_.as(),
-                         model_->plan().arena_elements, result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay,
-                         clip, result.update});
+                         model_->plan().arena_elements, result.learning_rate, o.beta1, o.beta2, o.eps,
+                         o.weight_decay, clip, result.update});
   model_->touch();
   update_ = result.update;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -162,13 +167,15 @@ void Trainer::read_state(State state, const std::string& name, float* out, int64
   const Buffer& buffer = state == State::Gradient      ? gradients_
                          : state == State::FirstMoment ? first_moment_
                                                        : second_moment_;
-  model_->device()->download(out, buffer.as() + model_->plan().parameter(name, elements).offset, elements * kFloat);
+  model_->device()->download(out, buffer.as() + model_->plan().parameter(name, elements).offset,
+                             elements * kFloat);
 }
 
 void Trainer::write_state(State state, const std::string& name, const float* values, int64_t elements) {
   if (state == State::Gradient) throw Error("ERR_CONFIG", "gradients are computed, not written");
   const Buffer& buffer = state == State::FirstMoment ? first_moment_ : second_moment_;
-  model_->device()->upload(buffer.as() + model_->plan().parameter(name, elements).offset, values, elements * kFloat);
+  model_->device()->upload(buffer.as() + model_->plan().parameter(name, elements).offset, values,
+                           elements * kFloat);
 }
 
 }  // namespace duokv

@@ -15,7 +15,8 @@ struct OptimizerOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
 };
 
-// lr(s) = peak * s / warmup for s <= warmup, then cosine to final_fraction * peak at s = total. total 0: constant peak.
+// lr(s) = peak * s / warmup for s <= warmup, then cosine to final_fraction * peak at s = total. total 0:
+// constant peak.
 struct ScheduleOptions {
   int64_t warmup = 0, total = 0;
   double final_fraction = 0.1;
@@ -30,8 +31,8 @@ struct TrainerOptions {
 };
 
 struct GradientResult {
-  double loss;            // mean over valid targets
-  double grad_norm;       // L2 over all parameters, before clipping
+  double loss;       // mean over valid targets
+  double grad_norm;  // L2 over all parameters, before clipping
   int64_t valid_targets;
 };
 
@@ -73,7 +74,8 @@ class Trainer {
   Workspace workspace_;
   int64_t update_ = 0;
 
-  // Adds one microbatch's gradients; `scale` is 1 / (valid targets of the whole batch). Returns its share of the loss.
+  // Adds one microbatch's gradients; `scale` is 1 / (valid targets of the whole batch). Returns its share of
+  // the loss.
   double accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, Cancel cancel);
 };
 

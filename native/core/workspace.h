@@ -1,5 +1,5 @@
-// Temporary device memory of the programs: a stack that keeps its blocks between programs, so that a program of a shape
-// that ran before allocates nothing.
+// Temporary device memory of the programs: a stack that keeps its blocks between programs, so that a program
+// of a shape that ran before allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ class Workspace {
   // Starts a program: everything taken before is gone. Blocks that piled up become one of their total size.
   void begin();
 
-  // `count` elements of T, 64-byte aligned, contents undefined; valid until begin(), or release() of an earlier mark.
+  // `count` elements of T, 64-byte aligned, contents undefined; valid until begin(), or release() of an
+  // earlier mark.
   template <class T = float>
   T* take(int64_t count) {
     return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
