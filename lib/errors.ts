@@ -9,6 +9,8 @@
  * | `ERR_TOKEN_RANGE` | a token outside `[0, vocab)` |
  * | `ERR_DOCUMENT_IDS` | a document id that recurs in its row after another document began |
  * | `ERR_NO_TARGETS` | a training or scoring batch without a single valid target |
+ * | `ERR_TENSOR_NAME` | a name that no parameter of the model, or no tensor of the cache, has |
+ * | `ERR_NOT_FINITE` | an update whose loss or gradient is infinite or not a number; the update did not happen |
  * | `ERR_CAPACITY` | more positions than the session was opened for |
  * | `ERR_DATA` | text that cannot be read or is too little: no documents, an invalid JSON line, invalid UTF-8 |
  * | `ERR_CHECKPOINT` | a checkpoint file that is malformed, incomplete, or of another model |
@@ -25,6 +27,8 @@ export type ErrorCode =
   | 'ERR_TOKEN_RANGE'
   | 'ERR_DOCUMENT_IDS'
   | 'ERR_NO_TARGETS'
+  | 'ERR_TENSOR_NAME'
+  | 'ERR_NOT_FINITE'
   | 'ERR_CAPACITY'
   | 'ERR_DATA'
   | 'ERR_CHECKPOINT'

@@ -1,0 +1,119 @@
+import { availableParallelism } from 'node:os';
+
+import { checkInteger, checkOptions, show } from './arguments.js';
+import { DuokvError } from './errors.js';
+import { callEngine, callNow, type NativeDevice, native } from './native.js';
+
+export type BackendName = 'auto' | 'cpu' | 'cuda' | `cuda:${number}`;
+
+export interface DeviceOptions {
+  /** `auto` (default) takes the fastest backend that works here; `cuda:1` is the second card. */
+  readonly backend?: BackendName;
+  /** CPU threads; by default as many as the process may use (affinity and cgroup quota). */
+  readonly threads?: number;
+}
+
+export interface DeviceInfo {
+  readonly backend: 'cpu' | 'cuda';
+  /** The processor or card. */
+  readonly name: string;
+  /** Why this backend was taken. */
+  readonly reason: string;
+  /** The instruction set or compute capability in use. */
+  readonly isa: string;
+  readonly threads: number;
+  /** Bytes: what the device has, and what was allocated through this object. */
+  readonly memory: { readonly total: number; readonly used: number };
+  /** Names and versions. */
+  readonly libraries: readonly string[];
+  /** How attention products run under a TF32x3 policy. */
+  readonly attention: string;
+  /** Backends that were tried first, and what kept them from being used. */
+  readonly fallbacks: readonly { readonly backend: string; readonly why: string }[];
+}
+
+const NO_CUDA = 'this build has no CUDA backend';
+
+/**
+ * A backend's device with its engine thread: models, trainers and sessions live on one, and what they do runs
+ * there in the order in which it was called. Opened by `openDevice`.
+ */
+export class Device implements AsyncDisposable {
+  /** @internal */
+  readonly native: NativeDevice;
+  readonly #selection: Pick<DeviceInfo, 'backend' | 'reason' | 'fallbacks'>;
+  #closed: Promise<void> | undefined;
+
+  /** @internal */
+  constructor(device: NativeDevice, selection: Pick<DeviceInfo, 'backend' | 'reason' | 'fallbacks'>) {
+    this.native = device;
+    this.#selection = selection;
+  }
+
+  /**
+   * The device and how it was chosen; memory as the last call left it. Errors: `ERR_DISPOSED`.
+   *
+   * @example
+   * const { backend, reason, memory } = device.info();
+   */
+  info(): DeviceInfo {
+    const { name, isa, threads, attention, libraries, memoryTotal, memoryUsed } = callNow(() =>
+      this.native.info(),
+    );
+    return {
+      ...this.#selection,
+      name,
+      isa,
+      threads,
+      memory: { total: memoryTotal, used: memoryUsed },
+      libraries: libraries.split('; '),
+      attention,
+    };
+  }
+
+  /**
+   * Disposes everything on the device and stops its thread: calls in the queue reject with `ERR_DISPOSED`,
+   * the running one at its next check. Resolves when memory is free. Idempotent.
+   */
+  close(): Promise<void> {
+    this.#closed ??= callEngine(() => this.native.close());
+    return this.#closed;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/**
+ * Opens a device. `auto` falls back to the CPU and says why in `info().fallbacks`. Errors:
+ * `ERR_DEVICE_UNAVAILABLE` where the requested backend is not built or finds no device, `ERR_ARGUMENT`.
+ *
+ * @example
+ * await using device = await openDevice({ backend: 'cpu', threads: 4 });
+ */
+export async function openDevice(options: DeviceOptions = {}): Promise<Device> {
+  checkOptions(options, 'options', ['backend', 'threads']);
+  const { backend = 'auto', threads = 0 } = options;
+  if (options.threads !== undefined)
+    checkInteger(threads, 'threads', 1, Math.max(1024, 4 * availableParallelism()));
+  if (typeof backend !== 'string' || !/^(auto|cpu|cuda(:\d{1,4})?)$/.test(backend)) {
+    throw new DuokvError(
+      'ERR_ARGUMENT',
+      `backend is ${show(backend)}; it must be one of auto, cpu, cuda, cuda:N`,
+    );
+  }
+  if (backend.startsWith('cuda'))
+    throw new DuokvError('ERR_DEVICE_UNAVAILABLE', `backend '${backend}': ${NO_CUDA}`);
+  const device = await callEngine(() => native.openDevice('cpu', threads));
+  return new Device(
+    device,
+    backend === 'auto'
+      ? {
+          backend: 'cpu',
+          reason: 'auto: no other backend is available',
+          fallbacks: [{ backend: 'cuda', why: NO_CUDA }],
+        }
+      : { backend: 'cpu', reason: 'requested', fallbacks: [] },
+  );
+}

@@ -1,0 +1,301 @@
+import { createRequire } from 'node:module';
+import { fileURLToPath } from 'node:url';
+
+import type { ModelConfig } from './config.js';
+import { DuokvError, type ErrorCode } from './errors.js';
+
+/*
+ * The addon: its types, and the one place that loads it. Calls that return a promise run on the device's
+ * engine thread, in the order in which they were made. Token and id arrays are copied when a call is made;
+ * Float32Array arguments are used in place until it settles, so only arrays that nobody else holds are
+ * passed.
+ */
+
+export type PrecisionName = 'fp32' | 'fp32-tf32x3' | 'bf16-tf32x3' | 'bf16';
+export type RouteName = 'exact' | 'full' | 'uniform' | 'approximate';
+
+/** K and V made from one representation; they fill the bank of the same name. */
+export interface ProjectionRow {
+  readonly bank: string;
+  /** 0 is the token embedding, `i + 1` the output of layer `i`. */
+  readonly representation: number;
+  /** Parameter names. */
+  readonly norm: string;
+  readonly kProj: string;
+  readonly vProj: string;
+}
+
+/** A bank as a layer reads it. K and V come from different banks only where the provider is `cross`. */
+export interface ReadRow {
+  readonly kBank: string;
+  readonly vBank: string;
+  /** Entries visible to a query, its own included; 0: all earlier ones. */
+  readonly window: number;
+  /** Scores get `+ log m_t`, `m_t = min(historyWindow, position in document + 1)`. */
+  readonly multiplicityBias: boolean;
+}
+
+export interface LayerRow {
+  readonly layer: number;
+  readonly upper: boolean;
+  readonly projects: readonly ProjectionRow[];
+  /** One or two; a global bank comes before a local one. */
+  readonly reads: readonly ReadRow[];
+  /** Two branches normalised on their own and mixed per head, instead of one softmax over all reads. */
+  readonly separateFusion: boolean;
+  readonly adapter: boolean;
+}
+
+export interface BankRow {
+  readonly name: string;
+  readonly part: 'lower' | 'global' | 'local';
+  /** Entries kept; 0: all. */
+  readonly window: number;
+}
+
+export interface ParameterRow {
+  readonly name: string;
+  /** Matrices are `[out, in]`, row-major. */
+  readonly shape: readonly number[];
+  readonly elements: number;
+}
+
+/** What a config comes to: everything the engine computes, stores and counts derives from this table. */
+export interface DesignPlan {
+  /** The config with every key that applies to it. */
+  readonly config: ModelConfig;
+  readonly layers: readonly LayerRow[];
+  /** In the order of `banks`: `projections[i]` fills `banks[i]`. */
+  readonly projections: readonly ProjectionRow[];
+  readonly banks: readonly BankRow[];
+  readonly parameters: readonly ParameterRow[];
+  readonly parameterCount: number;
+  /** Upper layers share one bank: the schedules `uniform` and `{ approximate }` exist. */
+  readonly hasGlobalBank: boolean;
+  /** The shortest suffix that is enough for every upper layer; null without a global bank. */
+  readonly uniformSuffix: number | null;
+}
+
+/**
+ * Positions summed over the upper layers: inputs of their K/V projections (the provider's not counted), and
+ * query/output.
+ */
+export interface PositionCounts {
+  readonly kvInput: number;
+  readonly queryOutput: number;
+}
+
+export interface SuffixTable extends PositionCounts {
+  readonly exact: boolean;
+  /** Query, output and FFN positions of each layer. */
+  readonly layers: readonly number[];
+  /** K/V-input positions of each projection. */
+  readonly projections: readonly number[];
+}
+
+export interface CacheBytes {
+  readonly lower: number;
+  readonly global: number;
+  readonly local: number;
+  readonly documentIds: number;
+  readonly total: number;
+}
+
+/**
+ * FLOPs of matrix products, 2 per multiply-add. `forward` is the sum of the first four, `training` three
+ * times that.
+ */
+export interface FlopCount {
+  readonly projections: number;
+  readonly ffn: number;
+  readonly head: number;
+  readonly attention: number;
+  readonly forward: number;
+  readonly training: number;
+}
+
+export interface NativeCancellation {
+  cancel(): void;
+}
+
+export interface NativeDevice {
+  readonly disposed: boolean;
+  info(): {
+    name: string;
+    isa: string;
+    libraries: string;
+    attention: string;
+    threads: number;
+    memoryTotal: number;
+    memoryUsed: number;
+  };
+  /** `seed`: decimal digits, or empty for parameters that will be written. */
+  createModel(config: object, seed: string): Promise<NativeModel>;
+  close(): Promise<void>;
+}
+
+export interface NativeBatch {
+  rows: number;
+  tokens: Int32Array;
+  documentIds?: BigInt64Array | undefined;
+  targets?: Int32Array | undefined;
+  targetDocumentIds?: BigInt64Array | undefined;
+}
+
+export interface NativeTrainerOptions {
+  precision: PrecisionName;
+  lr: number;
+  beta1: number;
+  beta2: number;
+  eps: number;
+  weightDecay: number;
+  warmup: number;
+  total: number;
+  finalFraction: number;
+  clipNorm: number;
+  microbatch: number;
+}
+
+export interface NativeModel {
+  readonly disposed: boolean;
+  readonly bytes: number;
+  readTensor(name: string): Promise<Float32Array>;
+  writeTensor(name: string, values: Float32Array): Promise<void>;
+  logits(
+    batch: NativeBatch,
+    precision: PrecisionName,
+    cancellation?: NativeCancellation,
+  ): Promise<Float32Array>;
+  tokenNll(
+    batch: NativeBatch,
+    precision: PrecisionName,
+    cancellation?: NativeCancellation,
+  ): Promise<Float32Array>;
+  createTrainer(options: NativeTrainerOptions): { trainer: NativeTrainer; ready: Promise<void> };
+  createSession(
+    batch: number,
+    capacity: number,
+    precision: PrecisionName,
+  ): { session: NativeSession; ready: Promise<void> };
+  dispose(): void;
+}
+
+export interface NativeTrainer {
+  readonly disposed: boolean;
+  readonly bytes: number;
+  readonly update: number;
+  gradients(
+    batch: NativeBatch,
+    cancellation?: NativeCancellation,
+  ): Promise<{ loss: number; gradNorm: number; validTargets: number; gradients: [string, Float32Array][] }>;
+  step(
+    batch: NativeBatch,
+    cancellation?: NativeCancellation,
+  ): Promise<{
+    update: number;
+    loss: number;
+    gradNorm: number;
+    learningRate: number;
+    validTargets: number;
+    tokens: number;
+    seconds: number;
+  }>;
+  readState(kind: 'gradient' | 'm' | 'v', name: string): Promise<Float32Array>;
+  writeState(kind: 'm' | 'v', name: string, values: Float32Array): Promise<void>;
+  setUpdate(update: number): Promise<void>;
+  dispose(): void;
+}
+
+export interface NativeSession {
+  readonly disposed: boolean;
+  prefill(
+    rows: readonly number[],
+    counts: readonly number[],
+    tokens: Int32Array,
+    documentIds: BigInt64Array | undefined,
+    schedule: RouteName,
+    suffix: number,
+    cancellation?: NativeCancellation,
+  ): Promise<{ logits: Float32Array; exact: boolean; positions: PositionCounts[] }>;
+  decode(
+    rows: readonly number[],
+    tokens: Int32Array,
+    documentIds: BigInt64Array | undefined,
+    cancellation?: NativeCancellation,
+  ): Promise<Float32Array>;
+  reset(rows: readonly number[]): Promise<void>;
+  /** `row` -1: all rows. */
+  readCache(name: string, row: number): Promise<Float32Array | BigInt64Array>;
+  /** As the last call that ended left it. */
+  state(): CacheBytes & {
+    reserved: number;
+    device: number;
+    host: number;
+    lengths: number[];
+    exact: boolean[];
+  };
+  dispose(): void;
+}
+
+interface NativeAddon {
+  readonly Cancellation: new () => NativeCancellation;
+  openDevice(backend: string, threads: number): Promise<NativeDevice>;
+  designPlan(config: unknown): DesignPlan;
+  suffixes(config: unknown, positions: number, schedule: RouteName, suffix: number): SuffixTable;
+  cacheBytes(config: unknown, batch: number, positions: number, precision: PrecisionName): CacheBytes;
+  flopsOfDocuments(config: unknown, documentLengths: readonly number[]): FlopCount;
+  flopsOfPairs(config: unknown, tokens: number, causalPairs: number, windowPairs: number): FlopCount;
+  /** Swaps two directory entries atomically; false where the file system cannot. */
+  exchangePaths(a: string, b: string): boolean;
+  /** Devices, models, trainers and sessions whose memory is not freed yet. */
+  liveResources(): number;
+}
+
+// The package root is one level above this file, in lib/ as in dist/.
+const load = createRequire(import.meta.url)('node-gyp-build') as (root: string) => NativeAddon;
+export const native = load(fileURLToPath(new URL('..', import.meta.url)));
+
+/** An error of the addon as a DuokvError; anything else as it is. */
+function translate(error: unknown): unknown {
+  const code = (error as { code?: unknown } | undefined)?.code;
+  if (
+    !(error instanceof Error) ||
+    typeof code !== 'string' ||
+    !code.startsWith('ERR_') ||
+    error instanceof DuokvError
+  ) {
+    return error;
+  }
+  return new DuokvError(code as ErrorCode, error.message, { cause: error });
+}
+
+/** Calls a synchronous function of the addon. */
+export function callNow<T>(call: () => T): T {
+  try {
+    return call();
+  } catch (error) {
+    throw translate(error);
+  }
+}
+
+/**
+ * Makes a call on the engine thread, at once, and lets `signal` cancel it. An aborted call rejects with the
+ * signal's reason; a call that was already complete when the signal came resolves.
+ */
+export async function callEngine<T>(
+  call: (cancellation?: NativeCancellation) => Promise<T>,
+  signal?: AbortSignal,
+): Promise<T> {
+  signal?.throwIfAborted();
+  const cancellation = signal === undefined ? undefined : new native.Cancellation();
+  const cancel = () => cancellation?.cancel();
+  signal?.addEventListener('abort', cancel, { once: true });
+  try {
+    return await call(cancellation);
+  } catch (error) {
+    if ((error as { code?: unknown }).code === 'ABORT_ERR') signal?.throwIfAborted();
+    throw translate(error);
+  } finally {
+    signal?.removeEventListener('abort', cancel);
+  }
+}
