@@ -1,0 +1,334 @@
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/attention.h"
+#include "cpu/device.h"
+#include "cpu/operations.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/attention_decode.cpp"
+#include "cpu/attention_tiles-inl.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#ifndef DUOKV_CPU_ATTENTION_DECODE_
+#define DUOKV_CPU_ATTENTION_DECODE_
+namespace duokv::cpu {
+namespace {
+
+// Piece i of a bank holds positions i · kPiece … Every piece has its own softmax and pieces are merged in
+// order, so the size is part of the result.
+constexpr int64_t kPiece = 256;
+
+// Query heads that read an entry together, and keys that are multiplied together: 12 accumulators.
+constexpr int64_t kHeadsAtOnce = 3;
+constexpr int64_t kKeysAtOnce = 4;
+// Keys whose values are added before moving to the next columns: they stay in the first-level cache.
+constexpr int64_t kValuesAtOnce = 32;
+
+// One piece of one row of a bank for one KV head.
+struct StreamUnit {
+  int64_t row;
+  int32_t bank, head;
+  Span span;       // positions of the piece that the row's queries see
+  float* partial;  // Partials
+};
+
+// What a unit leaves: sums [queries, group, padded], then Running [queries, group].
+struct Partials {
+  const AttentionCall& call;
+
+  int64_t rows() const { return call.args.queries * call.group; }
+  int64_t floats() const { return round_up(rows() * (call.padded + 2), kPadding); }
+  float* sums(float* partial, int64_t r) const { return partial + r * call.padded; }
+  float* running(float* partial, int64_t r) const { return partial + rows() * call.padded + 2 * r; }
+};
+
+struct StreamPlan {
+  const AttentionCall& call;
+  Partials partials;
+  std::vector<StreamUnit> units;     // by row, KV head, bank, piece
+  std::vector<int64_t> first_units;  // [batch · kv_heads + 1]
+};
+
+}  // namespace
+}  // namespace duokv::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace duokv::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+HWY_INLINE V load_entry(const float* p) { return hn::LoadU(F(), p); }
+HWY_INLINE V load_entry(const uint16_t* p) { return load_bf16(F(), p); }
+
+// scores [kHeads, kPiece] of kKeys keys, `stride` elements apart. queries [kHeads, padded].
+template <int kHeads, int kKeys, class T>
+HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, const T* HWY_RESTRICT keys,
+                           int64_t stride, float* HWY_RESTRICT scores) {
+  const F f;
+  V sums[kHeads][kKeys];
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kKeys; ++k) sums[h][k] = hn::Zero(f);
+  }
+  for (int64_t i = 0; i < padded; i += lane_count()) {
+    V x[kKeys];
+#pragma GCC unroll 8
+    for (int k = 0; k < kKeys; ++k) x[k] = load_entry(keys + k * stride + i);
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) {
+      const V q = hn::LoadU(f, queries + h * padded + i);
+#pragma GCC unroll 8
+      for (int k = 0; k < kKeys; ++k) sums[h][k] = hn::MulAdd(q, x[k], sums[h][k]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kKeys; ++k) scores[h * kPiece + k] = hn::GetLane(hn::SumOfLanes(f, sums[h][k]));
+  }
+}
+
+template <int kHeads, class T>
+HWY_INLINE void score_run(const float* queries, int64_t padded, const T* keys, int64_t stride, int64_t count,
+                          float* scores) {
+  int64_t k = 0;
+  for (; k + kKeysAtOnce <= count; k += kKeysAtOnce) {
+    score_keys<kHeads, kKeysAtOnce>(queries, padded, keys + k * stride, stride, scores + k);
+  }
+  for (; k < count; ++k) score_keys<kHeads, 1>(queries, padded, keys + k * stride, stride, scores + k);
+}
+
+// sums [kHeads, kVectors·lanes] += weights [kHeads, kPiece] · values.
+template <int kHeads, int kVectors, class T>
+HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTRICT values, int64_t stride,
+                           int64_t count, float* HWY_RESTRICT sums, int64_t padded) {
+  const F f;
+  const int64_t lanes = lane_count();
+  V acc[kHeads][kVectors];
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::LoadU(f, sums + h * padded + v * lanes);
+  }
+  for (int64_t k = 0; k < count; ++k, values += stride) {
+    V x[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) x[v] = load_entry(values + v * lanes);
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) {
+      const V p = hn::Set(f, weights[h * kPiece + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::MulAdd(p, x[v], acc[h][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(acc[h][v], f, sums + h * padded + v * lanes);
+  }
+}
+
+template <int kHeads, class T>
+HWY_INLINE void add_run(const float* weights, const T* values, int64_t stride, int64_t count, float* sums,
+                        int64_t padded) {
+  const int64_t lanes = lane_count();
+  for (int64_t k = 0; k < count; k += kValuesAtOnce) {
+    const int64_t keys = std::min(kValuesAtOnce, count - k);
+    int64_t i = 0;
+    for (; i + 4 * lanes <= padded; i += 4 * lanes) {
+      add_values<kHeads, 4>(weights + k, values + k * stride + i, stride, keys, sums + i, padded);
+    }
+    for (; i < padded; i += lanes) {
+      add_values<kHeads, 1>(weights + k, values + k * stride + i, stride, keys, sums + i, padded);
+    }
+  }
+}
+
+// A piece's entries: where they lie, or a copy of them that is padded, rounded and in order.
+template <class T>
+struct PieceSource {
+  const Entries* entries;  // null: the copy
+  const T* copy;
+  int64_t copy_begin, stride;
+
+  // Calls body(first position, count, pointer) for runs of evenly spaced entries.
+  template <class Body>
+  HWY_INLINE void for_runs(Span span, Body&& body) const {
+    if (!entries) return body(span.begin, span.size(), copy + (span.begin - copy_begin) * stride);
+    for (int64_t p = span.begin; p < span.end;) {
+      const int64_t count = std::min<int64_t>(entries->consecutive(p), span.end - p);
+      body(p, count, entries->at<T>(p));
+      p += count;
+    }
+  }
+};
+
+// One query's kHeads heads over what it sees of a piece.
+template <int kHeads, class T>
+void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, float bias,
+                  const float* queries, const PieceSource<T>& keys, const PieceSource<T>& values,
+                  float* scores, float* sums, float* running) {
+  const int64_t origin = unit.span.begin / kPiece * kPiece, padded = call.padded;
+  keys.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
+    score_run<kHeads>(queries, padded, run, keys.stride, count, scores + p - origin);
+  });
+  for (int h = 0; h < kHeads; ++h) {
+    Running r;
+    softmax_columns(call.bf16, scores + h * kPiece, span.begin - origin, span.end - origin,
+                    span.begin - origin, span.end - origin, call.args.scale, bias, r);
+    running[2 * h] = r.max, running[2 * h + 1] = r.sum;
+  }
+  values.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
+    add_run<kHeads>(scores + p - origin, run, values.stride, count, sums, padded);
+  });
+}
+
+template <class T>
+void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceSource<T>& keys,
+                    const PieceSource<T>& values, float* queries, float* scores) {
+  const AttentionCall& call = plan.call;
+  const ops::AttentionArgs& args = call.args;
+  for (int64_t t = 0; t < args.queries; ++t) {
+    const Span span = intersect(call.visible(unit.bank, unit.row, t), unit.span);
+    const int64_t row = t * call.group;
+    float* sums = plan.partials.sums(unit.partial, row);
+    float* running = plan.partials.running(unit.partial, row);
+    std::fill_n(sums, call.group * call.padded, 0.0f);
+    if (span.empty()) {
+      for (int64_t h = 0; h < call.group; ++h) running[2 * h] = kMinusInfinity, running[2 * h + 1] = 0;
+      continue;
+    }
+    for (int64_t h = 0; h < call.group; ++h) {
+      copy_padded(args.q + call.query_offset(unit.row, t, unit.head) + h * args.head_dim, args.head_dim,
+                  call.padded, call.bf16, queries + h * call.padded);
+    }
+    const float bias = call.bias(unit.bank, unit.row, t);
+    const auto heads = [&]<int kHeads>(int64_t h) HWY_ATTR {
+      stream_heads<kHeads>(call, unit, span, bias, queries + h * call.padded, keys, values, scores,
+                           sums + h * call.padded, running + 2 * h);
+    };
+    int64_t h = 0;
+    for (; h + kHeadsAtOnce <= call.group; h += kHeadsAtOnce) heads.template operator()<kHeadsAtOnce>(h);
+    if (call.group - h == 2) heads.template operator()<2>(h);
+    if (call.group - h == 1) heads.template operator()<1>(h);
+  }
+}
+
+// scratch: kHeadsAtOnce · kPiece + (group + 2 · kPiece) · padded floats.
+void stream_unit(const StreamPlan& plan, const StreamUnit& unit, float* scratch) {
+  const AttentionCall& call = plan.call;
+  const ops::Bank& bank = call.args.banks[unit.bank];
+  const Entries keys(bank, unit.row, unit.head, false), values(bank, unit.row, unit.head, true);
+  float* scores = scratch;
+  float* queries = scores + kHeadsAtOnce * kPiece;
+  const bool stored_bf16 = bank.dtype == ops::DType::BF16;
+  if (call.args.head_dim == call.padded && (stored_bf16 || !call.bf16)) {
+    if (stored_bf16) {
+      using T = uint16_t;
+      return stream_queries<T>(plan, unit, {&keys, nullptr, 0, keys.stride},
+                               {&values, nullptr, 0, values.stride}, queries, scores);
+    }
+    return stream_queries<float>(plan, unit, {&keys, nullptr, 0, keys.stride},
+                                 {&values, nullptr, 0, values.stride}, queries, scores);
+  }
+  float* key_copy = queries + call.group * call.padded;
+  float* value_copy = key_copy + kPiece * call.padded;
+  copy_entries(keys, unit.span, call.args.head_dim, call.padded, call.bf16, key_copy);
+  copy_entries(values, unit.span, call.args.head_dim, call.padded, call.bf16, value_copy);
+  stream_queries<float>(plan, unit, {nullptr, key_copy, unit.span.begin, call.padded},
+                        {nullptr, value_copy, unit.span.begin, call.padded}, queries, scores);
+}
+
+// Merges the pieces of one row and KV head in their order. scratch: bank_count · padded floats.
+void merge_pieces(const StreamPlan& plan, int64_t row, int64_t head, float* scratch) {
+  const AttentionCall& call = plan.call;
+  const ops::AttentionArgs& args = call.args;
+  const F f;
+  const auto index = static_cast<size_t>(row * args.kv_heads + head);
+  const int64_t lse_stride = args.batch * args.queries * args.query_heads;
+  for (int64_t t = 0; t < args.queries; ++t) {
+    for (int64_t h = 0; h < call.group; ++h) {
+      const int64_t r = t * call.group + h;
+      BankPart parts[2];
+      for (int32_t bank = 0; bank < args.bank_count; ++bank) {
+        float* sums = scratch + bank * call.padded;
+        std::fill_n(sums, call.padded, 0.0f);
+        Running total;
+        for (int64_t u = plan.first_units[index]; u < plan.first_units[index + 1]; ++u) {
+          const StreamUnit& unit = plan.units[static_cast<size_t>(u)];
+          if (unit.bank != bank || intersect(call.visible(bank, row, t), unit.span).empty()) continue;
+          const float* running = plan.partials.running(unit.partial, r);
+          const float* piece = plan.partials.sums(unit.partial, r);
+          const float max = std::max(total.max, running[0]);
+          const float shift = max == kMinusInfinity ? 0.0f : max;
+          const float old_weight = std::exp(total.max - shift), new_weight = std::exp(running[0] - shift);
+          total.max = max;
+          total.sum = total.sum * old_weight + running[1] * new_weight;
+          const V old_weights = hn::Set(f, old_weight), new_weights = hn::Set(f, new_weight);
+          for (int64_t i = 0; i < call.padded; i += lane_count()) {
+            const V x = hn::Mul(hn::LoadU(f, piece + i), new_weights);
+            hn::StoreU(hn::MulAdd(hn::LoadU(f, sums + i), old_weights, x), f, sums + i);
+          }
+        }
+        parts[bank] = {!call.visible(bank, row, t).empty(), total, sums};
+      }
+      float* lse = args.lse ? args.lse + call.lse_offset(0, row, t, head) + h : nullptr;
+      finish_query(parts, args.bank_count, args.head_dim,
+                   args.out + call.query_offset(row, t, head) + h * args.head_dim, lse, lse_stride);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace duokv::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace duokv::cpu {
+
+HWY_EXPORT(stream_unit);
+HWY_EXPORT(merge_pieces);
+
+void streamed_attention(Device* device, const AttentionCall& call) {
+  const ops::AttentionArgs& args = call.args;
+  StreamPlan plan{call, {call}, {}, {}};
+  for (int64_t row = 0; row < args.batch; ++row) {
+    for (int32_t head = 0; head < args.kv_heads; ++head) {
+      plan.first_units.push_back(static_cast<int64_t>(plan.units.size()));
+      for (int32_t bank = 0; bank < args.bank_count; ++bank) {
+        const Span seen = call.visible(bank, row, 0, args.queries);
+        if (seen.empty()) continue;
+        for (int64_t begin = seen.begin / kPiece * kPiece; begin < seen.end; begin += kPiece) {
+          const Span piece = {static_cast<int32_t>(begin), static_cast<int32_t>(begin + kPiece)};
+          plan.units.push_back({row, bank, head, intersect(piece, seen), nullptr});
+        }
+      }
+    }
+  }
+  plan.first_units.push_back(static_cast<int64_t>(plan.units.size()));
+  const auto unit_count = static_cast<int64_t>(plan.units.size());
+  float* memory = device->shared_scratch.take<float>(unit_count * plan.partials.floats());
+  for (StreamUnit& unit : plan.units) {
+    unit.partial = memory;
+    memory += plan.partials.floats();
+  }
+
+  const int64_t scratch_floats = kHeadsAtOnce * kPiece + (call.group + 2 * kPiece) * call.padded;
+  device->pool.run(unit_count, [&](int64_t chunk, int32_t worker) {
+    float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
+    HWY_DYNAMIC_DISPATCH(stream_unit)(plan, plan.units[static_cast<size_t>(chunk)], scratch);
+  });
+  device->pool.run(args.batch * args.kv_heads, [&](int64_t chunk, int32_t worker) {
+    float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(2 * call.padded);
+    HWY_DYNAMIC_DISPATCH(merge_pieces)(plan, chunk / args.kv_heads, chunk % args.kv_heads, scratch);
+  });
+}
+
+}  // namespace duokv::cpu
+#endif

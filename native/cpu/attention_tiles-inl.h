@@ -1,0 +1,345 @@
+// The pieces attention kernels are made of: register-blocked products, exp, softmax of a block of scores,
+// packing. Include inside a file that foreach_target.h compiles, after highway.h.
+
+#if defined(DUOKV_CPU_ATTENTION_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DUOKV_CPU_ATTENTION_TILES_INL_H_
+#undef DUOKV_CPU_ATTENTION_TILES_INL_H_
+#else
+#define DUOKV_CPU_ATTENTION_TILES_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "cpu/attention.h"
+#include "cpu/bf16-inl.h"
+#include "cpu/bf16.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace duokv::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::ScalableTag<float>;
+using V = hn::Vec<F>;
+
+// A register block is kBlockRows × kBlockVectors accumulators: 12 of 16 registers, or 24 of 32.
+inline constexpr int kBlockRows = 6;
+#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM
+inline constexpr int kBlockVectors = 4;
+#else
+inline constexpr int kBlockVectors = 2;
+#endif
+
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+HWY_INLINE int64_t lane_count() { return static_cast<int64_t>(hn::Lanes(F())); }
+HWY_INLINE int64_t panel_width() { return kBlockVectors * lane_count(); }
+
+// ---------------------------------------------------------------- products
+
+// The left operand: element (row, step) at data[row * row_stride + step * step_stride]. Transposing swaps the
+// strides.
+struct Left {
+  const float* data;
+  int64_t row_stride, step_stride;
+};
+
+// What an accumulator starts from: zero, C, or C times the row's factor.
+enum class Start { kZero, kAdd, kScale };
+
+// C [kRows, kVectors·lanes] = start + Σ over steps of left(row, step) · right[step · right_stride + column]:
+// one chain of fused multiply-adds per element, in the order of the steps.
+template <Start kStart, int kRows, int kVectors>
+HWY_INLINE void multiply_block(Left left, const float* HWY_RESTRICT right, int64_t right_stride,
+                               int64_t steps, float* HWY_RESTRICT c, int64_t c_stride,
+                               const float* HWY_RESTRICT factors) {
+  const F f;
+  const int64_t lanes = lane_count();
+  V sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (kStart == Start::kZero) {
+        sums[r][v] = hn::Zero(f);
+      } else {
+        sums[r][v] = hn::LoadU(f, c + r * c_stride + v * lanes);
+        if constexpr (kStart == Start::kScale) sums[r][v] = hn::Mul(sums[r][v], hn::Set(f, factors[r]));
+      }
+    }
+  }
+  const float* HWY_RESTRICT a = left.data;
+  for (int64_t step = 0; step < steps; ++step) {
+    V b[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(f, right + v * lanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const V x = hn::Set(f, a[r * left.row_stride]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(x, b[v], sums[r][v]);
+    }
+    a += left.step_stride;
+    right += right_stride;
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], f, c + r * c_stride + v * lanes);
+  }
+}
+
+template <Start kStart, int kVectors>
+HWY_INLINE void multiply_rows(int64_t rows, Left left, const float* right, int64_t right_stride,
+                              int64_t steps, float* c, int64_t c_stride, const float* factors) {
+  switch (rows) {
+    case 6:
+      return multiply_block<kStart, 6, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+    case 5:
+      return multiply_block<kStart, 5, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+    case 4:
+      return multiply_block<kStart, 4, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+    case 3:
+      return multiply_block<kStart, 3, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+    case 2:
+      return multiply_block<kStart, 2, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+    default:
+      return multiply_block<kStart, 1, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+  }
+}
+
+// A product of up to kBlockRows rows and up to kBlockVectors vectors of columns.
+template <Start kStart>
+HWY_NOINLINE void multiply(int64_t rows, int64_t vectors, Left left, const float* right, int64_t right_stride,
+                           int64_t steps, float* c, int64_t c_stride, const float* factors = nullptr) {
+  if (vectors == kBlockVectors) {
+    return multiply_rows<kStart, kBlockVectors>(rows, left, right, right_stride, steps, c, c_stride, factors);
+  }
+  if constexpr (kBlockVectors == 4) {
+    if (vectors == 3)
+      return multiply_rows<kStart, 3>(rows, left, right, right_stride, steps, c, c_stride, factors);
+    if (vectors == 2)
+      return multiply_rows<kStart, 2>(rows, left, right, right_stride, steps, c, c_stride, factors);
+  }
+  multiply_rows<kStart, 1>(rows, left, right, right_stride, steps, c, c_stride, factors);
+}
+
+// ---------------------------------------------------------------- softmax
+
+// exp(x) for x <= 0, or a little above: within 2 ulp, 1 at 0, 0 below -87.3 and NaN for NaN.
+HWY_INLINE V exp_of_score(V x) {
+  const F f;
+  const hn::RebindToSigned<F> i;
+  // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits.
+  const V magic = hn::Set(f, 12582912.0f);
+  const V shifted = hn::MulAdd(x, hn::Set(f, 1.44269504f), magic);
+  const V n = hn::Sub(shifted, magic);
+  // ln 2 in two parts, the first short enough for n · part to be exact.
+  V r = hn::NegMulAdd(n, hn::Set(f, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(f, -2.12194440e-4f), r);
+  // Minimax polynomial of (exp(r) - 1 - r) / r² on |r| <= ln(2)/2; relative error of exp 3.1e-9.
+  V q = hn::Set(f, 1.3814466849e-3f);
+  q = hn::MulAdd(q, r, hn::Set(f, 8.3687804183e-3f));
+  q = hn::MulAdd(q, r, hn::Set(f, 4.1668394215e-2f));
+  q = hn::MulAdd(q, r, hn::Set(f, 1.6666520108e-1f));
+  q = hn::MulAdd(q, r, hn::Set(f, 4.9999993412e-1f));
+  q = hn::MulAdd(q, r, hn::Set(f, 1.0f));
+  q = hn::MulAdd(q, r, hn::Set(f, 1.0f));
+  const V power = hn::BitCast(f, hn::ShiftLeft<23>(hn::Add(hn::BitCast(i, shifted), hn::Set(i, 127))));
+  // Comparing this way round keeps NaN.
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f, -87.3f)), hn::Mul(q, power));
+}
+
+HWY_INLINE float exp_of_score(float x) { return hn::GetLane(exp_of_score(hn::Set(F(), x))); }
+
+// A row's running softmax: the largest score so far, and Σ exp(score - max).
+struct Running {
+  float max = kMinusInfinity, sum = 0;
+};
+
+// Turns columns begin … end-1 of a row of raw products into weights exp(scale · product + bias - max), zero
+// outside of columns [first, last), and moves `running` on. Returns what the sums so far have to be
+// multiplied with. begin and end are multiples of the vector length, so that a column's lane never depends on
+// the range.
+template <bool kMasked, bool kRound>
+HWY_INLINE float softmax_columns(float* HWY_RESTRICT s, int64_t begin, int64_t end, int64_t first,
+                                 int64_t last, float scale, float bias, Running& running) {
+  const F f;
+  const hn::RebindToSigned<F> i;
+  const int64_t lanes = lane_count();
+  const V scales = hn::Set(f, scale), biases = hn::Set(f, bias);
+  const auto inside = [&](int64_t c) HWY_ATTR {
+    const auto columns = hn::Iota(i, static_cast<int32_t>(c));
+    const auto outside =
+        hn::Or(hn::VecFromMask(i, hn::Lt(columns, hn::Set(i, static_cast<int32_t>(first)))),
+               hn::VecFromMask(i, hn::Gt(columns, hn::Set(i, static_cast<int32_t>(last - 1)))));
+    return hn::RebindMask(f, hn::Not(hn::MaskFromVec(outside)));
+  };
+  V largest = hn::Set(f, kMinusInfinity);
+  for (int64_t c = begin; c < end; c += lanes) {
+    V x = hn::MulAdd(hn::LoadU(f, s + c), scales, biases);
+    if constexpr (kMasked) x = hn::IfThenElse(inside(c), x, hn::Set(f, kMinusInfinity));
+    largest = hn::Max(largest, x);
+  }
+  const float max = std::max(running.max, hn::GetLane(hn::MaxOfLanes(f, largest)));
+  // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
+  const float shift = max == kMinusInfinity ? 0.0f : max;
+  const float factor = exp_of_score(running.max - shift);
+  const V shifts = hn::Set(f, shift);
+  V sum = hn::Zero(f);
+  for (int64_t c = begin; c < end; c += lanes) {
+    V p = exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), shifts));
+    if constexpr (kMasked) p = hn::IfThenElseZero(inside(c), p);
+    sum = hn::Add(sum, p);
+    if constexpr (kRound) p = round_to_bf16(f, p);
+    hn::StoreU(p, f, s + c);
+  }
+  running.max = max;
+  running.sum = running.sum * factor + hn::GetLane(hn::SumOfLanes(f, sum));
+  return factor;
+}
+
+// As above for columns [first, last) inside [begin, end), which need not be aligned.
+HWY_INLINE float softmax_columns(bool round, float* s, int64_t begin, int64_t end, int64_t first,
+                                 int64_t last, float scale, float bias, Running& running) {
+  const int64_t lanes = lane_count();
+  begin = begin / lanes * lanes, end = round_up(end, lanes);
+  if (first > begin || last < end) {
+    return round ? softmax_columns<true, true>(s, begin, end, first, last, scale, bias, running)
+                 : softmax_columns<true, false>(s, begin, end, first, last, scale, bias, running);
+  }
+  return round ? softmax_columns<false, true>(s, begin, end, first, last, scale, bias, running)
+               : softmax_columns<false, false>(s, begin, end, first, last, scale, bias, running);
+}
+
+// One bank's part of a query's attention: Σ exp(score - max) · v, not yet divided.
+struct BankPart {
+  bool seen;
+  Running running;
+  const float* sums;
+};
+
+// out [head_dim] = the softmax over the banks' union; lse[bank · lse_stride] = each bank's log-sum-exp,
+// unless null.
+inline void finish_query(const BankPart* parts, int32_t count, int64_t head_dim, float* out, float* lse,
+                         int64_t lse_stride) {
+  float max = kMinusInfinity;
+  bool seen = false;
+  for (int32_t bank = 0; bank < count; ++bank) {
+    const BankPart& part = parts[bank];
+    if (lse)
+      lse[bank * lse_stride] = part.seen ? part.running.max + std::log(part.running.sum) : kMinusInfinity;
+    if (!part.seen) continue;
+    max = std::max(max, part.running.max);
+    seen = true;
+  }
+  if (!seen) {
+    std::fill_n(out, head_dim, 0.0f);
+    return;
+  }
+  float weights[2] = {0, 0}, sum = 0;
+  for (int32_t bank = 0; bank < count; ++bank) {
+    if (!parts[bank].seen) continue;
+    weights[bank] = std::exp(parts[bank].running.max - max);
+    sum += weights[bank] * parts[bank].running.sum;
+  }
+  const float inverse = 1.0f / sum;
+  for (int64_t i = 0; i < head_dim; ++i) {
+    float value = 0;
+    for (int32_t bank = 0; bank < count; ++bank) {
+      if (parts[bank].seen) value += weights[bank] * parts[bank].sums[i];
+    }
+    out[i] = value * inverse;
+  }
+}
+
+// ---------------------------------------------------------------- operands
+
+// dst [padded] = src [count], zero-filled, rounded to BF16 on request.
+HWY_INLINE void copy_padded(const float* src, int64_t count, int64_t padded, bool round, float* dst) {
+  const F f;
+  const int64_t lanes = lane_count();
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const V x = hn::LoadU(f, src + i);
+    hn::StoreU(round ? round_to_bf16(f, x) : x, f, dst + i);
+  }
+  for (; i < count; ++i) dst[i] = round ? cpu::round_to_bf16(src[i]) : src[i];
+  for (; i < padded; ++i) dst[i] = 0;
+}
+
+HWY_INLINE void copy_padded(const uint16_t* src, int64_t count, int64_t padded, bool, float* dst) {
+  const F f;
+  const int64_t lanes = lane_count();
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(load_bf16(f, src + i), f, dst + i);
+  for (; i < count; ++i) dst[i] = float_from_bf16(src[i]);
+  for (; i < padded; ++i) dst[i] = 0;
+}
+
+// One KV head's keys or values in one row of a bank.
+struct Entries {
+  Entries(const ops::Bank& bank, int64_t row, int64_t kv_head, bool values)
+      : r(bank.rows[row]),
+        data(values ? r.v : r.k),
+        dtype(bank.dtype),
+        head_offset(kv_head * bank.head_stride),
+        stride(bank.position_stride) {}
+
+  const ops::BankRow& r;
+  const void* data;
+  ops::DType dtype;
+  int64_t head_offset, stride;
+
+  Span stored() const { return {r.first, r.first + r.count}; }
+  // The slot of a stored position, and how many positions from it on lie in consecutive slots.
+  int64_t slot(int64_t position) const { return (r.slot + position - r.first) % r.capacity; }
+  int64_t consecutive(int64_t position) const { return r.capacity - slot(position); }
+  template <class T>
+  const T* at(int64_t position) const {
+    return static_cast<const T*>(data) + head_offset + slot(position) * stride;
+  }
+};
+
+// dst [span.size(), padded] = the entries at these positions; zeros where nothing is stored.
+template <class T>
+inline void copy_entries(const Entries& entries, Span span, int64_t head_dim, int64_t padded, bool round,
+                         float* dst) {
+  const Span stored = intersect(span, entries.stored());
+  for (int64_t p = span.begin; p < span.end; ++p, dst += padded) {
+    if (p < stored.begin || p >= stored.end) {
+      std::fill_n(dst, padded, 0.0f);
+    } else {
+      copy_padded(entries.at<T>(p), head_dim, padded, round, dst);
+    }
+  }
+}
+
+inline void copy_entries(const Entries& entries, Span span, int64_t head_dim, int64_t padded, bool round,
+                         float* dst) {
+  if (entries.dtype == ops::DType::BF16)
+    return copy_entries<uint16_t>(entries, span, head_dim, padded, round, dst);
+  copy_entries<float>(entries, span, head_dim, padded, round, dst);
+}
+
+// Panels of the transpose: src [keys, padded] becomes one [head_dim, panel_width] block for each panel_width
+// keys (fewer in the last), the right operand of a product with queries.
+inline void pack_transposed(const float* src, int64_t keys, int64_t head_dim, int64_t padded, float* dst) {
+  for (int64_t key = 0; key < keys; key += panel_width()) {
+    const int64_t width = std::min(panel_width(), keys - key);
+    for (int64_t i = 0; i < head_dim; ++i, dst += width) {
+      for (int64_t k = 0; k < width; ++k) dst[k] = src[(key + k) * padded + i];
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace duokv::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,546 @@
+#include "hwy/targets.h"
+#include "test/attention_reference.h"
+#include "test/threads.h"
+
+namespace duokv::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Ranges {
+  int64_t max_batch = 4, max_queries = 80;
+  int32_t longest_document = 60;
+  bool backward = false;  // FP32 banks with the same count in every row
+};
+
+template <class T, size_t N>
+T pick(Rng& rng, const T (&values)[N]) {
+  return values[rng.integer(0, N - 1)];
+}
+
+// Anything the interface allows: both or one of the banks, holding all, the end or nothing of what could be
+// seen.
+Problem random_problem(Rng& rng, const Ranges& ranges) {
+  Problem p;
+  p.batch = rng.integer(1, static_cast<int32_t>(ranges.max_batch));
+  const int64_t lengths[] = {1, 2, 3, 4, 5, 7, 13, 31, 37, 61, 79};
+  p.queries = std::min<int64_t>(pick(rng, lengths), ranges.max_queries);
+  p.kv_heads = rng.integer(1, 3);
+  const int32_t groups[] = {1, 2, 3, 4, 5, 7};
+  p.query_heads = p.kv_heads * pick(rng, groups);
+  const int32_t dims[] = {10, 16, 30, 32, 64, 80, 128};
+  p.head_dim = pick(rng, dims);
+  const int32_t history = pick(rng, {0, 0, 1, 17, 200, 311});
+  for (int64_t row = 0; row < p.batch; ++row) {
+    p.positions.push_back(rng.integer(0, 1) ? history : rng.integer(0, history));
+  }
+  const int32_t longest = pick(rng, {1, 5, ranges.longest_document, 1000});
+  random_documents(rng, p, longest);
+  random_queries(rng, p);
+
+  const int32_t bank_count = rng.integer(1, 2);
+  for (int32_t index = 0; index < bank_count; ++index) {
+    BankEntries bank;
+    bank.window = pick(rng, {0, 0, 1, 3, 32, 500});
+    bank.head_major = rng.integer(0, 1);
+    if (!ranges.backward && rng.integer(0, 2) == 0) bank.dtype = ops::DType::BF16;
+    const int32_t shared_count = rng.integer(0, history + static_cast<int32_t>(p.queries));
+    for (int64_t row = 0; row < p.batch; ++row) {
+      const int32_t length = p.positions[row] + static_cast<int32_t>(p.queries);
+      int32_t count = std::min(length, pick(rng, {length, length, length / 2, 1, 0}));
+      if (ranges.backward) count = std::min(shared_count, p.positions[0]);
+      // Mostly the last entries, as a ring holds them; sometimes entries that end before the queries, or go
+      // on after.
+      const int32_t first = std::max(0, length - count + pick(rng, {0, 0, 0, -9, 4}));
+      bank.rows.push_back(random_entries(rng, p, first, count));
+    }
+    if (rng.integer(0, 2) == 0) bank.bias = rng.normals(p.batch * p.queries, 3);
+    p.banks.push_back(std::move(bank));
+  }
+  return p;
+}
+
+template <class T>
+void append(std::vector<T>& all, const std::vector<T>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+void expect_forward_matches(const std::string& what, const std::vector<Problem>& problems, double tolerance) {
+  std::vector<float> out, lse;
+  std::vector<double> out_ref, lse_ref;
+  for (const Problem& p : problems) {
+    const Result got = run_forward(p);
+    const Reference ref = reference(p);
+    append(out, got.out), append(lse, got.lse);
+    append(out_ref, ref.out), append(lse_ref, ref.lse);
+  }
+  expect_close(what + ": out", out, out_ref, tolerance, tolerance);
+  expect_close(what + ": lse", lse, lse_ref, tolerance, tolerance);
+}
+
+// Over each tensor of each problem: relative L2 error at most `limit`, and exact zeros where the reference
+// has only zeros.
+void expect_gradients_match(const std::string& what, const std::vector<Problem>& problems, double limit) {
+  double worst = 0;
+  for (const Problem& p : problems) {
+    const Result got = run_backward(p);
+    const Reference ref = reference(p);
+    const auto compare = [&](const std::vector<float>& x, const std::vector<double>& y) {
+      double error = 0, norm = 0;
+      for (size_t i = 0; i < y.size(); ++i) error += (x[i] - y[i]) * (x[i] - y[i]), norm += y[i] * y[i];
+      const double relative = norm > 0 ? std::sqrt(error / norm) : error > 0 ? kInfinity : 0;
+      worst = std::isnan(relative) ? relative : std::max(worst, relative);
+    };
+    compare(got.dq, ref.dq);
+    for (size_t bank = 0; bank < p.banks.size(); ++bank) {
+      compare(got.dk[bank], ref.dk[bank]);
+      compare(got.dv[bank], ref.dv[bank]);
+    }
+  }
+  std::printf("    %-44s worst relative L2 error %.3g, limit %.3g\n", what.c_str(), worst, limit);
+  expect(worst <= limit, "%s: relative L2 error %g is past %g", what.c_str(), worst, limit);
+}
+
+// Causal self-attention over a bank with everything and, when window > 0, a second bank with a window.
+Problem causal_problem(Rng& rng, int64_t batch, int32_t length, int32_t query_heads, int32_t kv_heads,
+                       int32_t head_dim, int32_t window) {
+  Problem p;
+  p.batch = batch, p.queries = length;
+  p.query_heads = query_heads, p.kv_heads = kv_heads, p.head_dim = head_dim;
+  p.positions.assign(static_cast<size_t>(batch), 0);
+  p.document_start.assign(static_cast<size_t>(batch * length), 0);
+  random_queries(rng, p);
+  p.banks.resize(window > 0 ? 2 : 1);
+  for (BankEntries& bank : p.banks) {
+    for (int64_t row = 0; row < batch; ++row) bank.rows.push_back(random_entries(rng, p, 0, length));
+  }
+  if (window > 0) p.banks[1].window = window;
+  return p;
+}
+
+DUOKV_TEST(random_cases) {
+  Rng rng(1);
+  std::vector<Problem> problems;
+  for (int i = 0; i < 400; ++i) problems.push_back(random_problem(rng, {.max_batch = i % 8 ? 3 : 9}));
+  expect_forward_matches("FP32 and TF32x3", problems, 5e-6);
+}
+
+DUOKV_TEST(random_cases_bf16) {
+  Rng rng(2);
+  std::vector<Problem> problems;
+  for (int i = 0; i < 150; ++i) {
+    problems.push_back(random_problem(rng, {}));
+    problems.back().mode = ops::ProductMode::BF16;
+  }
+  // The reference rounds what the products read, except the weights: 2^-9 of a value is left.
+  expect_forward_matches("BF16", problems, 2e-2);
+}
+
+DUOKV_TEST(random_gradients) {
+  Rng rng(3);
+  std::vector<Problem> problems;
+  for (int i = 0; i < 250; ++i) problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
+  expect_gradients_match("FP32", problems, 1e-5);
+}
+
+DUOKV_TEST(random_gradients_bf16) {
+  Rng rng(4);
+  std::vector<Problem> problems;
+  for (int i = 0; i < 100; ++i) {
+    problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
+    problems.back().mode = ops::ProductMode::BF16;
+  }
+  expect_gradients_match("BF16", problems, 2e-2);
+}
+
+// The real window and head size, with documents that end at multiples of tile sizes and one position to
+// either side.
+DUOKV_TEST(documents_at_tile_edges) {
+  Rng rng(5);
+  std::vector<Problem> problems;
+  for (int32_t edge : {64, 96, 128, 192, 256, 288}) {
+    for (int32_t offset : {-1, 0, 1}) {
+      Problem p = causal_problem(rng, 1, 331, 3, 1, 64, 128);
+      for (int32_t t = edge + offset; t < p.queries; ++t) p.document_start[t] = edge + offset;
+      problems.push_back(std::move(p));
+    }
+  }
+  expect_forward_matches("FP32", problems, 5e-6);
+  expect_gradients_match("FP32", problems, 1e-5);
+  for (Problem& p : problems) p.mode = ops::ProductMode::BF16;
+  expect_forward_matches("BF16", problems, 2e-2);
+  expect_gradients_match("BF16", problems, 2e-2);
+}
+
+DUOKV_TEST(the_reference_gradient_is_the_derivative) {
+  Rng rng(6);
+  Problem p = causal_problem(rng, 2, 9, 4, 2, 10, 3);
+  p.banks[1].bias = rng.normals(p.batch * p.queries);
+  const Reference ref = reference(p);
+  const auto loss = [&] {
+    double sum = 0;
+    const Reference at = reference(p);
+    for (size_t i = 0; i < p.dout.size(); ++i) sum += p.dout[i] * at.out[i];
+    return sum;
+  };
+  std::vector<float> numeric;
+  std::vector<double> analytic;
+  const auto probe = [&](float& x, double gradient) {
+    const float before = x;
+    const double step = std::ldexp(1, -12);  // exact in FP32 for these values
+    x = before + static_cast<float>(step);
+    const double up = x, loss_up = loss();
+    x = before - static_cast<float>(step);
+    const double down = x, loss_down = loss();
+    x = before;
+    numeric.push_back(static_cast<float>((loss_up - loss_down) / (up - down)));
+    analytic.push_back(gradient);
+  };
+  for (int i = 0; i < 40; ++i) {
+    const auto at = static_cast<size_t>(rng.integer(0, static_cast<int32_t>(p.q.size()) - 1));
+    probe(p.q[at], ref.dq[at]);
+    for (size_t bank = 0; bank < 2; ++bank) {
+      const int32_t row = rng.integer(0, 1);
+      std::vector<float>& k = p.banks[bank].rows[row].k;
+      std::vector<float>& v = p.banks[bank].rows[row].v;
+      const auto entry = static_cast<size_t>(rng.integer(0, static_cast<int32_t>(k.size()) - 1));
+      probe(k[entry], ref.dk[bank][row * k.size() + entry]);
+      probe(v[entry], ref.dv[bank][row * v.size() + entry]);
+    }
+  }
+  expect_close("central differences", numeric, analytic, 1e-6, 1e-5);
+}
+
+DUOKV_TEST(gradients_accumulate) {
+  Rng rng(7);
+  const Problem p = causal_problem(rng, 2, 23, 4, 2, 16, 5);
+  Laid laid(device(), p);
+  const Result zero = laid.backward(), half = laid.backward(0.5f);
+  expect_bitwise("dq", half.dq, zero.dq);
+  for (size_t bank = 0; bank < 2; ++bank) {
+    std::vector<float> expected;
+    for (float x : zero.dk[bank]) expected.push_back(0.5f + x);
+    expect_close("dk from 0.5", half.dk[bank], expected, 1e-6, 1e-6);
+    expected.clear();
+    for (float x : zero.dv[bank]) expected.push_back(0.5f + x);
+    expect_close("dv from 0.5", half.dv[bank], expected, 1e-6, 1e-6);
+  }
+}
+
+// exp, seen through the weight e^x / (1 + e^x) of one of two entries.
+DUOKV_TEST(exp_is_accurate) {
+  Problem p;
+  p.queries = 20000;
+  p.head_dim = 16;
+  p.positions = {1};
+  p.document_start.assign(static_cast<size_t>(p.queries), 0);
+  p.q.assign(static_cast<size_t>(p.queries * 16), 0.0f);
+  Rng rng(8);
+  std::vector<double> expected;
+  for (int64_t t = 0; t < p.queries; ++t) {
+    const float x = t == 0 ? 0.0f : rng.uniform(-85, 0);
+    p.q[t * 16] = 4 * x;  // scale is 1/4
+    expected.push_back(std::exp(static_cast<double>(x)) / (1 + std::exp(static_cast<double>(x))));
+  }
+  p.banks.resize(1);
+  RowEntries entries;
+  entries.count = entries.capacity = 2;
+  entries.k.assign(32, 0.0f), entries.v.assign(32, 0.0f);
+  entries.k[16] = 1, entries.v[16] = 1;
+  p.banks[0].rows = {entries};
+  const Result got = run_forward(p);
+  std::vector<float> weights;
+  for (int64_t t = 0; t < p.queries; ++t) weights.push_back(got.out[t * 16]);
+  // 2 ulp of exp, then a sum, a reciprocal and a product.
+  expect_close("weights", weights, expected, 0, 3.5 * std::ldexp(1, -23));
+}
+
+// ---- what a query's bits may depend on: nothing but what it sees
+
+DUOKV_TEST(batch_and_slot_change_no_bits) {
+  Rng rng(9);
+  for (int64_t queries : {1, 3, 29}) {
+    for (int32_t history : {11, 700}) {
+      Problem p;
+      p.batch = 5, p.queries = queries;
+      p.query_heads = 6, p.kv_heads = 2, p.head_dim = 64;
+      for (int64_t row = 0; row < p.batch; ++row) p.positions.push_back(history - static_cast<int32_t>(row));
+      random_documents(rng, p, 1000);
+      random_queries(rng, p);
+      p.banks.resize(2);
+      p.banks[1].window = 128;
+      for (int64_t row = 0; row < p.batch; ++row) {
+        const int32_t length = p.positions[row] + static_cast<int32_t>(queries);
+        p.banks[0].rows.push_back(random_entries(rng, p, 0, length));
+        const int32_t kept = std::min(length, 128 + static_cast<int32_t>(queries) - 1);
+        p.banks[1].rows.push_back(random_entries(rng, p, length - kept, kept));
+      }
+      const Result all = run_forward(p);
+      const int64_t width = queries * p.query_width();
+      for (int64_t row : {0, 3}) {
+        Problem alone = one_row(p, row);
+        for (BankEntries& bank : alone.banks) {
+          bank.rows[0].capacity += 5;
+          bank.rows[0].slot = rng.integer(0, bank.rows[0].capacity - 1);
+          bank.head_major = !bank.head_major;
+        }
+        expect_bitwise("alone, in other slots", run_forward(alone).out,
+                       {all.out.begin() + row * width, all.out.begin() + (row + 1) * width});
+      }
+    }
+  }
+}
+
+DUOKV_TEST(other_queries_change_no_bits) {
+  Rng rng(10);
+  Problem p = causal_problem(rng, 2, 611, 6, 2, 64, 128);
+  random_documents(rng, p, 400);
+  const Result all = run_forward(p);
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 300}, {7, 5}, {299, 101}, {510, 101}}) {
+    Problem part = some_queries(p, first, count);
+    // The entries after the last query, which a shorter prefill would not hold.
+    for (BankEntries& bank : part.banks) {
+      for (RowEntries& r : bank.rows) {
+        r.count = static_cast<int32_t>(first + count);
+        r.k.resize(r.count * p.kv_width()), r.v.resize(r.count * p.kv_width());
+      }
+    }
+    const Result got = run_forward(part);
+    std::vector<float> expected;
+    for (int64_t row = 0; row < p.batch; ++row) {
+      const auto begin = all.out.begin() + (row * p.queries + first) * p.query_width();
+      expected.insert(expected.end(), begin, begin + count * p.query_width());
+    }
+    expect_bitwise("queries " + std::to_string(first) + " + " + std::to_string(count), got.out, expected);
+  }
+  // The route for a few queries has its own bits, the same for one query as for several.
+  const Result four = run_forward(some_queries(p, 600, 4));
+  for (int64_t t = 0; t < 4; ++t) {
+    std::vector<float> expected;
+    for (int64_t row = 0; row < p.batch; ++row) {
+      const auto begin = four.out.begin() + (row * 4 + t) * p.query_width();
+      expected.insert(expected.end(), begin, begin + p.query_width());
+    }
+    expect_bitwise("one of four queries", run_forward(some_queries(p, 600 + t, 1)).out, expected);
+  }
+}
+
+DUOKV_TEST(threads_change_no_bits) {
+  Rng rng(11);
+  Problem prefill = causal_problem(rng, 2, 331, 6, 2, 32, 50);
+  random_documents(rng, prefill, 300);
+  const Problem decode = some_queries(prefill, 330, 1);
+  for (const Problem* p : {static_cast<const Problem*>(&prefill), &decode}) {
+    expect_same_for_any_threads("forward", [&](ops::Device* on) {
+      Result r = run_forward(*p, on);
+      append(r.out, r.lse);
+      return r.out;
+    });
+  }
+  expect_same_for_any_threads("backward", [&](ops::Device* on) {
+    Result r = run_backward(prefill, on);
+    for (size_t bank = 0; bank < 2; ++bank) append(r.dq, r.dk[bank]), append(r.dq, r.dv[bank]);
+    return r.dq;
+  });
+}
+
+// ---- rules of the joint softmax
+
+// A current entry with bias log m stands for m copies of it (paper eq. 3).
+DUOKV_TEST(bias_log_m_equals_m_duplicates) {
+  Rng rng(12);
+  const int32_t length = 37;
+  Problem biased = causal_problem(rng, 1, length, 6, 2, 64, 1);
+  biased.banks[1].bias.resize(static_cast<size_t>(length));
+  const auto copies = [](int32_t t) { return std::min(t + 1, 16); };
+  for (int32_t t = 0; t < length; ++t) biased.banks[1].bias[t] = std::log(static_cast<float>(copies(t)));
+  const Result got = run_backward(biased);
+  const int64_t width = biased.kv_width();
+  std::vector<float> out, lse, dq, dk, dv;
+  for (int32_t t = 0; t < length; ++t) {
+    Problem literal = some_queries(biased, t, 1);
+    const RowEntries& current = biased.banks[1].rows[0];
+    RowEntries repeated;
+    repeated.first = t + 1 - copies(t);
+    repeated.count = repeated.capacity = copies(t);
+    for (int32_t i = 0; i < copies(t); ++i) {
+      repeated.k.insert(repeated.k.end(), current.k.begin() + t * width, current.k.begin() + (t + 1) * width);
+      repeated.v.insert(repeated.v.end(), current.v.begin() + t * width, current.v.begin() + (t + 1) * width);
+    }
+    literal.banks[1].window = 16;
+    literal.banks[1].bias.clear();
+    literal.banks[1].rows = {repeated};
+    const Result one = run_backward(literal);
+    append(out, one.out), append(dq, one.dq);
+    lse.insert(lse.end(), one.lse.begin() + 6, one.lse.end());
+    for (int64_t i = 0; i < width; ++i) {
+      float key = 0, value = 0;
+      for (int32_t c = 0; c < copies(t); ++c)
+        key += one.dk[1][c * width + i], value += one.dv[1][c * width + i];
+      dk.push_back(key), dv.push_back(value);
+    }
+  }
+  expect_close("out", got.out, out, 2e-6, 2e-6);
+  expect_close("lse of the local bank", {got.lse.begin() + length * 6, got.lse.end()}, lse, 2e-6, 2e-6);
+  expect_close("dq", got.dq, dq, 5e-6, 5e-6);
+  expect_close("dk of the local bank", got.dk[1], dk, 5e-6, 5e-6);
+  expect_close("dv of the local bank", got.dv[1], dv, 5e-6, 5e-6);
+}
+
+// The weight of a lone entry does not depend on its key: no gradient, not even rounding noise.
+DUOKV_TEST(a_lone_entry_has_no_score_gradient) {
+  Rng rng(13);
+  for (ops::ProductMode mode : {ops::ProductMode::FP32, ops::ProductMode::BF16}) {
+    Problem p = causal_problem(rng, 2, 130, 6, 2, 64, 0);
+    p.mode = mode;
+    p.banks[0].window = 1;
+    const Result got = run_backward(p);
+    expect_bitwise("dq", got.dq, std::vector<float>(got.dq.size(), 0.0f));
+    expect_bitwise("dk", got.dk[0], std::vector<float>(got.dk[0].size(), 0.0f));
+    if (mode == ops::ProductMode::FP32) {
+      for (int64_t i = 0; i < 64; ++i) {
+        expect(got.out[i] == p.banks[0].rows[0].v[i], "a lone entry's value is returned as it is");
+      }
+    }
+  }
+  // Both banks, of which the global one holds nothing for these queries.
+  Problem p = causal_problem(rng, 1, 50, 3, 1, 32, 1);
+  p.banks[0].rows[0] = random_entries(rng, p, 0, 0);
+  const Result got = run_backward(p);
+  expect_bitwise("dq, the other bank empty", got.dq, std::vector<float>(got.dq.size(), 0.0f));
+  expect_bitwise("dk, the other bank empty", got.dk[1], std::vector<float>(got.dk[1].size(), 0.0f));
+}
+
+DUOKV_TEST(nothing_to_see_gives_zeros) {
+  Rng rng(14);
+  for (int64_t queries : {1, 21}) {
+    Problem p = some_queries(causal_problem(rng, 1, 61, 6, 2, 64, 8), 40, queries);
+    for (BankEntries& bank : p.banks) bank.rows[0] = random_entries(rng, p, 3, 10);
+    p.document_start.assign(static_cast<size_t>(queries), 40);
+    const Result got = run_backward(p);
+    expect_bitwise("out", got.out, std::vector<float>(got.out.size(), 0.0f));
+    expect_bitwise("lse", got.lse, std::vector<float>(got.lse.size(), -kInfinity));
+    expect_bitwise("dq", got.dq, std::vector<float>(got.dq.size(), 0.0f));
+    for (size_t bank = 0; bank < 2; ++bank) {
+      expect_bitwise("dk", got.dk[bank], std::vector<float>(got.dk[bank].size(), 0.0f));
+      expect_bitwise("dv", got.dv[bank], std::vector<float>(got.dv[bank].size(), 0.0f));
+    }
+  }
+}
+
+// Scores hundreds apart between the banks: the smaller bank's log-sum-exp must not underflow. An FP32 score
+// of 300 is known to 1.5e-5, and so is its weight.
+DUOKV_TEST(each_bank_has_its_own_scale) {
+  Rng rng(15);
+  for (int64_t queries : {1, 33}) {
+    for (float shift : {-300.0f, 300.0f}) {
+      Problem p = some_queries(causal_problem(rng, 1, 77, 6, 2, 64, 8), 44, queries);
+      p.banks[1].bias.assign(static_cast<size_t>(queries), shift);
+      expect_forward_matches(shift < 0 ? "bias -300" : "bias 300", {p}, 3e-5);
+    }
+  }
+}
+
+// What a query sees surfaces when it is not finite; what it does not see changes no bit.
+DUOKV_TEST(nonfinite_values) {
+  Rng rng(16);
+  const int32_t length = 300, at = 150, heads = 6;
+  const Problem clean = causal_problem(rng, 1, length, heads, 2, 64, 16);
+  for (int64_t queries : {int64_t{length}, int64_t{4}}) {
+    const int64_t first = queries == length ? 0 : at - 2;  // two queries before the entry, two from it on
+    const Result expected = run_forward(some_queries(clean, first, queries));
+    for (size_t bank = 0; bank < 2; ++bank) {
+      for (float poison : {kNaN, kInfinity, -kInfinity}) {
+        for (bool value : {false, true}) {
+          if (!value && !std::isnan(poison)) continue;  // a key of -inf may have weight zero
+          Problem p = clean;
+          RowEntries& r = p.banks[bank].rows[0];
+          // Every element of KV head 0.
+          std::fill_n((value ? r.v : r.k).begin() + at * p.kv_width(), 64, poison);
+          const Result got = run_forward(some_queries(p, first, queries));
+          int hidden = 0, leaked = 0;
+          for (int64_t t = 0; t < queries; ++t) {
+            for (int64_t h = 0; h < heads; ++h) {
+              const int64_t position = first + t;
+              const bool sees = h < 3 && position >= at && (bank == 0 || position - 16 < at);
+              for (int64_t i = (t * heads + h) * 64; i < (t * heads + h + 1) * 64; ++i) {
+                hidden += sees && std::isfinite(got.out[i]);
+                leaked += !sees && got.out[i] != expected.out[i];
+              }
+            }
+          }
+          expect(hidden == 0, "bank %zu, %s %g: %d outputs stayed finite", bank, value ? "v" : "k", poison,
+                 hidden);
+          expect(leaked == 0, "bank %zu, %s %g: %d outputs changed", bank, value ? "v" : "k", poison, leaked);
+        }
+      }
+    }
+    Problem p = clean;
+    p.q[at * heads * 64 + 5] = kNaN;
+    const Result got = run_forward(some_queries(p, first, queries));
+    for (int64_t i = 0; i < queries * heads * 64; ++i) {
+      const int64_t absolute = i + first * heads * 64;
+      if (absolute / 64 == at * heads) {
+        expect(std::isnan(got.out[i]), "a NaN query gave %g", static_cast<double>(got.out[i]));
+      } else {
+        expect(got.out[i] == expected.out[i], "a NaN query changed another's output");
+      }
+    }
+  }
+}
+
+// Every instruction set that was compiled in and that this processor has.
+DUOKV_TEST(every_instruction_set) {
+  for (const int64_t target : {static_cast<int64_t>(HWY_STATIC_TARGET), static_cast<int64_t>(HWY_AVX2),
+                               static_cast<int64_t>(HWY_AVX3)}) {
+    if ((hwy::SupportedTargets() & target) == 0) continue;
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().DeInit();
+    Rng rng(17);
+    std::vector<Problem> problems, gradients;
+    for (int i = 0; i < 60; ++i) problems.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40}));
+    for (int i = 0; i < 40; ++i) {
+      gradients.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40, .backward = true}));
+    }
+    const std::string name = hwy::TargetName(target);
+    expect_forward_matches(name, problems, 5e-6);
+    expect_gradients_match(name, gradients, 1e-5);
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().DeInit();
+  }
+}
+
+DUOKV_TEST(arguments_are_checked) {
+  Rng rng(18);
+  const Problem p = causal_problem(rng, 2, 9, 4, 2, 16, 3);
+  Laid laid(device(), p);
+  const auto forward = [&](const char* what, auto&& change) {
+    ops::AttentionArgs args = laid.args;
+    change(args);
+    expect_status(table().attention_forward(device(), &args), ops::kInvalid, what);
+  };
+  forward("query heads", [](ops::AttentionArgs& a) { a.query_heads = 5; });
+  forward("bank count", [](ops::AttentionArgs& a) { a.bank_count = 3; });
+  forward("window", [](ops::AttentionArgs& a) { a.banks[1].window = -1; });
+  ops::BankRow rows[2] = {laid.args.banks[0].rows[0], laid.args.banks[0].rows[1]};
+  rows[1].slot = rows[1].capacity;
+  forward("slot", [&](ops::AttentionArgs& a) { a.banks[0].rows = rows; });
+  rows[1].slot = 0, rows[1].count = rows[1].capacity + 1;
+  forward("capacity", [&](ops::AttentionArgs& a) { a.banks[0].rows = rows; });
+  rows[1].count = 3;
+  ops::AttentionBackwardArgs backward = {.forward = laid.args, .dout = nullptr, .dq = nullptr, .grads = {}};
+  backward.forward.banks[0].rows = rows;
+  expect_status(table().attention_backward(device(), &backward), ops::kInvalid, "unequal counts");
+  backward.forward = laid.args;
+  backward.forward.lse = nullptr;
+  expect_status(table().attention_backward(device(), &backward), ops::kInvalid, "no lse");
+  backward.forward = laid.args;
+  backward.forward.banks[1].dtype = ops::DType::BF16;
+  expect_status(table().attention_backward(device(), &backward), ops::kInvalid, "BF16 bank");
+}
+
+}  // namespace
+}  // namespace duokv::test
+
+int main(int argc, char** argv) { return duokv::test::run(argc, argv); }
