@@ -1,0 +1,37 @@
+// How elementwise and row-wise operations are cut into chunks for the thread pool: by shape only, so that
+// results do not depend on the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/thread_pool.h"
+
+namespace duokv::cpu {
+
+// 128 KiB of FP32: long enough to stream, short enough to balance.
+inline constexpr int64_t kChunkElements = int64_t{1} << 15;
+
+// Calls body(first, count, chunk) for chunks that cover [0, n).
+template <class Body>
+void for_elements(ThreadPool& pool, int64_t n, Body&& body) {
+  pool.run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk, int32_t) {
+    const int64_t first = chunk * kChunkElements;
+    body(first, std::min(kChunkElements, n - first), chunk);
+  });
+}
+
+// Calls body(first, count) for chunks of whole rows that cover [0, rows).
+template <class Body>
+void for_rows(ThreadPool& pool, int64_t rows, int64_t row_elements, Body&& body) {
+  const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, row_elements));
+  pool.run((rows + step - 1) / step, [&](int64_t chunk, int32_t) {
+    const int64_t first = chunk * step;
+    body(first, std::min(step, rows - first));
+  });
+}
+
+// y += x on the calling thread (add.cpp).
+void add_values(const float* x, float* y, int64_t n);
+
+}  // namespace duokv::cpu
