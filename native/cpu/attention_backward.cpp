@@ -10,9 +10,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_backward.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
 #include "cpu/attention_tiles-inl.h"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 
 #ifndef DUOKV_CPU_ATTENTION_BACKWARD_
 #define DUOKV_CPU_ATTENTION_BACKWARD_

@@ -8,9 +8,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_forward.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
 #include "cpu/attention_tiles-inl.h"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 
 #ifndef DUOKV_CPU_ATTENTION_FORWARD_
 #define DUOKV_CPU_ATTENTION_FORWARD_

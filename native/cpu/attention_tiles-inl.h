@@ -8,6 +8,8 @@
 #define DUOKV_CPU_ATTENTION_TILES_INL_H_
 #endif
 
+#include <hwy/highway.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,7 +19,6 @@
 #include "cpu/attention.h"
 #include "cpu/bf16-inl.h"
 #include "cpu/bf16.h"
-#include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {

@@ -1,4 +1,5 @@
-#include "hwy/targets.h"
+#include <hwy/targets.h>
+
 #include "test/attention_reference.h"
 #include "test/threads.h"
 
