@@ -1,0 +1,62 @@
+#include <string>
+
+#include "cpu/device.h"
+#include "cpu/operations.h"
+#include "cpu/pack_cache.h"
+#include "cpu/product.h"
+
+namespace duokv::cpu {
+namespace {
+
+void check_mode(ops::ProductMode mode, const char* message) {
+  require(mode == ops::ProductMode::FP32 || mode == ops::ProductMode::BF16, message);
+}
+
+// C = left · B with B prepared in the shared scratch.
+void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixView& b, int64_t k, int64_t n,
+                   float* c, bool accumulate, bool round_output, ops::ProductMode mode) {
+  const ProductKernel kernel = choose_kernel(mode, m);
+  const int64_t bytes = prepared_bytes(kernel, k, n, mode);
+  char* memory = device.shared_scratch.take<char>(bytes + workspace_bytes(kernel, m, k, n, round_output));
+  const RightOperand right = prepare(device, kernel, b, k, n, mode, memory);
+  multiply(device, {m, a, right, c, accumulate, round_output}, memory + bytes);
+}
+
+}  // namespace
+
+Status linear_forward(Device* device, const ops::LinearArgs* args) {
+  return guarded([&] {
+    require(device && args, "linear_forward: device or args is null");
+    const auto& [x, m, w, y, accumulate, round_output, mode] = *args;
+    require(x && w.data && y, "linear_forward: x, w or y is null");
+    require(m >= 1 && w.n >= 1 && w.k >= 1, "linear_forward: m, n and k must be at least 1");
+    check_mode(mode, "linear_forward: mode must be FP32 or BF16");
+    const MatrixView rows{x, w.k, false};
+    if (!w.packs) {
+      return multiply_once(*device, m, rows, {w.data, w.k, true}, w.k, w.n, y, accumulate, round_output,
+                           mode);
+    }
+    const RightOperand right = w.packs->get(*device, w, mode, m);
+    void* workspace =
+        device->shared_scratch.take<char>(workspace_bytes(right.kernel, m, w.k, w.n, round_output));
+    multiply(*device, {m, rows, right, y, accumulate, round_output}, workspace);
+  });
+}
+
+Status linear_backward(Device* device, const ops::LinearBackwardArgs* args) {
+  return guarded([&] {
+    require(device && args, "linear_backward: device or args is null");
+    const auto& [x, dy, m, w, dx, accumulate_dx, dw, mode] = *args;
+    require(dy != nullptr, "linear_backward: dy is null");
+    require(!dx || w.data, "linear_backward: dx is wanted but w is null");
+    require(!dw || x, "linear_backward: dw is wanted but x is null");
+    require(m >= 1 && w.n >= 1 && w.k >= 1, "linear_backward: m, n and k must be at least 1");
+    check_mode(mode, "linear_backward: mode must be FP32 or BF16");
+    if (dx)
+      multiply_once(*device, m, {dy, w.n, false}, {w.data, w.k, false}, w.n, w.k, dx, accumulate_dx, false,
+                    mode);
+    if (dw) multiply_once(*device, w.n, {dy, w.n, true}, {x, w.k, false}, m, w.k, dw, true, false, mode);
+  });
+}
+
+}  // namespace duokv::cpu

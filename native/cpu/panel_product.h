@@ -1,0 +1,55 @@
+// Matrix products on packed panels: C [m, n] = A [m, k] · B [k, n], FP32 arithmetic, FP32 or BF16 operands.
+//
+// B is packed into panels of panel_width() columns, the width of the register tile of this CPU's vector
+// target. Panel j holds columns j·width … as [k][width], zero past column n; BF16 panels hold the rounded
+// values at half the size.
+//
+// Every output is the sum, in order, of blocks of kPanelDepth along k, and each block is one chain of fused
+// multiply-adds. So a row's bits depend neither on m, nor on its index, nor on the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/device.h"
+#include "ops/ops.h"
+
+namespace duokv::cpu {
+
+inline constexpr int64_t kPanelDepth = 256;
+
+// Up to this many rows are multiplied where they lie; with more, copying blocks of A into the cache pays.
+inline constexpr int64_t kDirectRows = 24;
+
+// Element (i, j) is data[i * stride + j], or data[j * stride + i] when transposed.
+struct MatrixView {
+  const float* data;
+  int64_t stride;
+  bool transposed;
+};
+
+struct Panels {
+  const void* data;
+  int64_t k, n;
+  ops::DType dtype;
+};
+
+int64_t panel_width();
+int64_t panel_bytes(int64_t k, int64_t n, ops::DType dtype);
+
+// Packs b [k, n] into panel_bytes(k, n, dtype) bytes at `memory`, 64-byte aligned.
+Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t n, ops::DType dtype,
+                   void* memory);
+
+struct PanelProduct {
+  int64_t m;
+  MatrixView a;  // [m, b.k]; rounded to BF16 where b is BF16
+  Panels b;
+  float* c;  // [m, b.n]
+  bool accumulate;
+  bool round_output;  // round the product to BF16 before it is stored or added
+};
+
+// Uses the worker scratch.
+void panel_product(ops::Device& device, const PanelProduct& p);
+
+}  // namespace duokv::cpu

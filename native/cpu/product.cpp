@@ -1,0 +1,76 @@
+#include "cpu/product.h"
+
+#include "cpu/bf16.h"
+#include "cpu/onednn_product.h"
+#include "cpu/rows.h"
+
+namespace duokv::cpu {
+namespace {
+
+int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void to_bf16(ThreadPool& pool, const float* x, int64_t n, uint16_t* bf16) {
+  for_elements(pool, n, [&](int64_t first, int64_t count, int64_t) {
+    bf16_from_floats(x + first, bf16 + first, count);
+  });
+}
+
+ops::DType panel_dtype(ops::ProductMode mode) {
+  return mode == ops::ProductMode::BF16 ? ops::DType::BF16 : ops::DType::F32;
+}
+
+void multiply_onednn(ops::Device& device, const Product& p, void* workspace) {
+  const int64_t k = p.b.panels.k, n = p.b.panels.n, outputs = p.m * n;
+  auto* a = static_cast<uint16_t*>(workspace);
+  to_bf16(device.pool, p.a.data, p.m * k, a);
+  // A product that is rounded before it is added needs memory of its own.
+  const bool apart = p.round_output && p.accumulate;
+  float* c = apart ? reinterpret_cast<float*>(static_cast<char*>(workspace) + align(2 * p.m * k)) : p.c;
+  onednn_product(device, {p.m,
+                          n,
+                          k,
+                          {a, p.a.stride, p.a.transposed},
+                          {p.b.panels.data, p.b.stride, p.b.transposed},
+                          ops::DType::BF16,
+                          c,
+                          p.accumulate && !apart});
+  if (!p.round_output) return;
+  for_elements(device.pool, outputs, [&](int64_t first, int64_t count, int64_t) {
+    round_to_bf16(c + first, c + first, count);
+    if (apart) add_values(c + first, p.c + first, count);
+  });
+}
+
+}  // namespace
+
+ProductKernel choose_kernel(ops::ProductMode mode, int64_t m) {
+  const bool onednn = mode == ops::ProductMode::BF16 && m > kDirectRows && onednn_has_native_bf16();
+  return onednn ? ProductKernel::OneDnn : ProductKernel::Panels;
+}
+
+int64_t prepared_bytes(ProductKernel kernel, int64_t k, int64_t n, ops::ProductMode mode) {
+  return kernel == ProductKernel::OneDnn ? align(2 * k * n) : align(panel_bytes(k, n, panel_dtype(mode)));
+}
+
+RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView& b, int64_t k, int64_t n,
+                     ops::ProductMode mode, void* memory) {
+  const Panels panels{memory, k, n, panel_dtype(mode)};
+  if (kernel == ProductKernel::OneDnn) {
+    to_bf16(device.pool, b.data, k * n, static_cast<uint16_t*>(memory));
+  } else {
+    pack_panels(device, b, k, n, panels.dtype, memory);
+  }
+  return {kernel, panels, b.stride, b.transposed};
+}
+
+int64_t workspace_bytes(ProductKernel kernel, int64_t m, int64_t k, int64_t n, bool round_output) {
+  if (kernel == ProductKernel::Panels) return 0;
+  return align(2 * m * k) + (round_output ? align(4 * m * n) : 0);
+}
+
+void multiply(ops::Device& device, const Product& p, void* workspace) {
+  if (p.b.kernel == ProductKernel::OneDnn) return multiply_onednn(device, p, workspace);
+  panel_product(device, {p.m, p.a, p.b.panels, p.c, p.accumulate, p.round_output});
+}
+
+}  // namespace duokv::cpu

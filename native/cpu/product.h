@@ -1,0 +1,49 @@
+// C [m, n] = A [m, k] · B [k, n], the product behind every linear operation. One place decides which kernel
+// multiplies:
+//   * FP32: packed panels. They reach the speed of oneDNN or more, and their rows do not depend on m.
+//   * BF16: packed panels for few rows, which are bound by memory, and wherever the CPU has no BF16
+//   instructions that
+//     oneDNN knows; else oneDNN.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/device.h"
+#include "cpu/panel_product.h"
+#include "ops/ops.h"
+
+namespace duokv::cpu {
+
+enum class ProductKernel { Panels, OneDnn };
+
+ProductKernel choose_kernel(ops::ProductMode mode, int64_t m);
+
+// B prepared for a kernel: panels, or a BF16 copy in B's own layout.
+struct RightOperand {
+  ProductKernel kernel;
+  Panels panels;   // its data is the prepared memory
+  int64_t stride;  // of the BF16 copy
+  bool transposed;
+};
+
+// Bytes that `prepare` fills.
+int64_t prepared_bytes(ProductKernel kernel, int64_t k, int64_t n, ops::ProductMode mode);
+RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView& b, int64_t k, int64_t n,
+                     ops::ProductMode mode, void* memory);
+
+// Bytes of workspace that `multiply` needs with a right operand of this kernel.
+int64_t workspace_bytes(ProductKernel kernel, int64_t m, int64_t k, int64_t n, bool round_output);
+
+struct Product {
+  int64_t m;
+  MatrixView a;  // dense: the stride is the width
+  const RightOperand& b;
+  float* c;
+  bool accumulate;
+  bool round_output;  // round the product to BF16 before it is stored or added
+};
+
+// Uses the worker scratch; `workspace` is 64-byte aligned.
+void multiply(ops::Device& device, const Product& product, void* workspace);
+
+}  // namespace duokv::cpu
