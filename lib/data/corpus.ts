@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 
+import type { TargetBatch } from '../arguments.js';
 import { DuokvError } from '../errors.js';
 import { readDocuments, type TextDocument } from './documents.js';
 import type { Tokenizer } from './tokenizer.js';
@@ -10,8 +11,8 @@ export interface TokenDocument {
   readonly tokens: Int32Array;
 }
 
-/** What `trainer.step`, `trainer.gradients` and `model.score` take: `rows` rows of one length, arrays `[rows, length]`. */
-export interface TokenBatch {
+/** A batch for `trainer.step`, `trainer.gradients` and `model.score`: `rows` rows of one length, arrays `[rows, length]`. */
+export interface WindowBatch extends TargetBatch {
   readonly rows: number;
   readonly tokens: Int32Array;
   readonly documentIds: BigInt64Array;
@@ -153,8 +154,15 @@ export class WindowCorpus {
     for (let i = 1; i <= last; i++) if (this.#document[i] !== this.#document[i - 1]) this.validTargets--;
   }
 
+  /** SHA-256 of the stream's tokens and document boundaries: equal for equal text, tokenizer and order. */
+  hash(): string {
+    const hash = createHash('sha256');
+    for (const array of [this.#stream, this.#document]) hash.update(new Uint8Array(array.buffer));
+    return hash.digest('hex');
+  }
+
   /** The given windows as the rows of one batch. Document ids are the indices of the documents. */
-  batch(windows: ArrayLike<number>): TokenBatch {
+  batch(windows: ArrayLike<number>): WindowBatch {
     const { context } = this;
     const rows = windows.length;
     const tokens = new Int32Array(rows * context);
@@ -208,7 +216,7 @@ export function* scoringBatches(
   documents: readonly TokenDocument[],
   context: number,
   rows: number,
-): Generator<TokenBatch> {
+): Generator<WindowBatch> {
   // Pieces of one row: inputs [begin, end) of a document, targets [begin + 1, end + 1).
   type Piece = { document: number; begin: number; end: number };
   const packed: Piece[][] = [];

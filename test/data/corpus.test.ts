@@ -85,6 +85,14 @@ describe('corpus', () => {
     );
   });
 
+  it('has a hash of the tokens and of where documents begin', () => {
+    const hash = (...documents: TokenDocument[]) => new WindowCorpus(documents, 2).hash();
+    const original = hash(document('a', 1, 2, 3), document('b', 4));
+    assert.equal(hash(document('other name', 1, 2, 3), document('b', 4)), original);
+    assert.notEqual(hash(document('a', 1, 2), document('b', 3, 4)), original);
+    assert.notEqual(hash(document('a', 1, 2, 3), document('b', 5)), original);
+  });
+
   it('refuses text that does not fill a window, and windows that do not exist', () => {
     const documents = [document('a', 1, 2, 3)];
     assert.throws(() => new WindowCorpus(documents, 3), /the text has 3 tokens in 1 documents.*needs 4/);

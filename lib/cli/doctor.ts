@@ -1,0 +1,62 @@
+import { readFileSync } from 'node:fs';
+import os from 'node:os';
+
+import { Command } from 'commander';
+
+import { DuokvError } from '../errors.js';
+import { type DeviceFlags, openChosenDevice, withDevice } from './options.js';
+import { formatMiB } from './output.js';
+import { type Context, defineAction } from './run.js';
+import { describeMachine } from './version.js';
+
+/** Instruction sets that decide how fast the CPU backend is, as /proc/cpuinfo spells them. */
+const FEATURES = ['avx2', 'fma', 'avx512f', 'avx512_bf16', 'amx_bf16', 'asimd', 'sve', 'bf16'];
+
+function cpuFeatures(): string[] {
+  let text: string;
+  try {
+    text = readFileSync('/proc/cpuinfo', 'utf8');
+  } catch {
+    return [];
+  }
+  const flags = new Set(/^(?:flags|Features)\s*:(.*)$/m.exec(text)?.[1]?.trim().split(/\s+/));
+  return FEATURES.filter((feature) => flags.has(feature));
+}
+
+function printFields(context: Context, fields: Record<string, string>): void {
+  const width = Math.max(...Object.keys(fields).map((name) => name.length));
+  for (const [name, value] of Object.entries(fields)) context.print(`${name.padEnd(width)}  ${value}`);
+}
+
+export function doctorCommand(): Command {
+  const command = new Command('doctor')
+    .description('Check that duokv works here: machine, instruction set, threads, memory, backend')
+    .addHelpText('after', '\nExample:\n  $ duokv doctor --json');
+  withDevice(command);
+  return defineAction<DeviceFlags, []>(command, async (context, options) => {
+    const machine = { ...describeMachine(), features: cpuFeatures(), usableCores: os.availableParallelism() };
+    printFields(context, {
+      duokv: `${machine.duokv}${machine.commit === null ? '' : ` (${machine.commit})`}, Node ${machine.node}`,
+      machine: `${machine.platform}, Linux ${machine.release}`,
+      CPU: `${machine.cpu}; ${machine.usableCores} of ${machine.cores} cores usable; ${machine.features.join(' ')}`,
+      memory: `${formatMiB(machine.memory)} MiB`,
+    });
+    try {
+      await using device = await openChosenDevice(options);
+      const info = device.info();
+      printFields(context, {
+        backend: `${info.backend}: ${info.name} (${info.reason})`,
+        ISA: info.isa,
+        threads: String(info.threads),
+        libraries: info.libraries.join('; '),
+        'device memory': `${formatMiB(info.memory.used)} of ${formatMiB(info.memory.total)} MiB used`,
+      });
+      for (const { backend, why } of info.fallbacks) context.print(`not used: ${backend}: ${why}`);
+      return { ok: true, machine, device: info };
+    } catch (error) {
+      if (!(error instanceof DuokvError) || !context.json) throw error;
+      process.exitCode = 1;
+      return { ok: false, machine, error: { code: error.code, message: error.message } };
+    }
+  });
+}

@@ -1,0 +1,182 @@
+import { Command } from 'commander';
+
+import type { PrecisionName } from '../native.js';
+import {
+  cacheBytes,
+  countFlops,
+  type DesignPlan,
+  designPlan,
+  type LayerRow,
+  type ModelConfig,
+  suffixes,
+} from '../plan.js';
+import { type ConfigOptions, resolveConfig, withSettings } from './model-config.js';
+import { positiveInteger, withPrecision } from './options.js';
+import { formatCount, formatFlops, formatMiB, formatTable } from './output.js';
+import { defineAction } from './run.js';
+
+interface InspectOptions extends Pick<ConfigOptions, 'set'> {
+  length: number;
+  batch: number;
+  precision: PrecisionName;
+}
+
+/** Representation 0 is the token embedding, representation i + 1 the output of layer i. */
+const representationName = (index: number) => (index === 0 ? 'embedding' : `output of ${index - 1}`);
+
+function describeReads({ reads }: LayerRow): string {
+  return reads
+    .map(({ kBank, vBank, window, multiplicityBias }) => {
+      const bank = kBank === vBank ? kBank : `K of ${kBank}, V of ${vBank}`;
+      const extent = window === 0 ? 'all' : window === 1 ? 'current' : `last ${window}`;
+      return `${bank} (${extent}${multiplicityBias ? ', + log m' : ''})`;
+    })
+    .join(' + ');
+}
+
+function planTable(plan: DesignPlan): string {
+  return formatTable(
+    ['layer', 'stack', 'projects K/V', 'from', 'reads', 'fusion', 'adapter'],
+    plan.layers.map((layer) => [
+      String(layer.layer),
+      layer.upper ? 'upper' : 'lower',
+      layer.projects.map(({ bank }) => bank).join(', ') || '–',
+      layer.projects.map(({ representation }) => representationName(representation)).join(', ') || '–',
+      describeReads(layer),
+      layer.reads.length < 2 ? '–' : layer.separateFusion ? 'separate' : 'joint',
+      layer.adapter ? 'yes' : '–',
+    ]),
+    [0],
+  );
+}
+
+const BAR_CELLS = 48;
+
+/** The prompt as a bar that ends at its last position: █ computed whole, ▒ only projected to K/V, · not needed. */
+function suffixBar(length: number, queryOutput: number, kvInput: number): string {
+  const cells = (positions: number) =>
+    positions === 0 ? 0 : Math.max(1, Math.round((positions / length) * BAR_CELLS));
+  const whole = cells(queryOutput);
+  const projected = Math.max(0, cells(kvInput) - whole);
+  return '·'.repeat(BAR_CELLS - whole - projected) + '▒'.repeat(projected) + '█'.repeat(whole);
+}
+
+/** Per layer of the exact route: query/output positions, and inputs of its K/V projections (0 where it has none). */
+function layerSuffixes(plan: DesignPlan, length: number) {
+  const { layers, projections } = suffixes(plan.config, length, 'exact');
+  const kvInput = new Map(plan.projections.map(({ bank }, index) => [bank, projections[index] as number]));
+  return plan.layers.map(({ layer, upper, projects }) => ({
+    layer,
+    upper,
+    queryOutput: layers[layer] as number,
+    kvInput: projects
+      .filter(({ bank }) => bank !== 'global')
+      .reduce((most, { bank }) => Math.max(most, kvInput.get(bank) as number), 0),
+  }));
+}
+
+function suffixDrawing(plan: DesignPlan, length: number): string {
+  const rows = layerSuffixes(plan, length)
+    .filter(({ upper }) => upper)
+    .map(({ layer, queryOutput, kvInput }) => [
+      String(layer),
+      suffixBar(length, queryOutput, kvInput),
+      formatCount(queryOutput),
+      kvInput === 0 ? '–' : formatCount(kvInput),
+    ]);
+  return [
+    formatTable(
+      ['layer', `positions 0 … ${formatCount(length - 1)}`, 'query/output', 'K/V input'],
+      rows,
+      [0, 2, 3],
+    ),
+    '█ computed   ▒ projected to K/V only   · not needed; lower layers compute every position',
+  ].join('\n');
+}
+
+/** Summed over the upper layers, for every route that the plan has. */
+function routeCounts(plan: DesignPlan, length: number) {
+  const routes = ['exact', 'full', ...(plan.hasGlobalBank ? (['uniform'] as const) : [])] as const;
+  return routes.map((route) => {
+    const { kvInput, queryOutput } = suffixes(plan.config, length, route);
+    return { route, kvInput, queryOutput };
+  });
+}
+
+function describeConfig(config: ModelConfig): string {
+  return Object.entries(config)
+    .map(([key, value]) => `${key} ${value}`)
+    .join(', ');
+}
+
+export function inspectCommand(): Command {
+  const command = new Command('inspect')
+    .description(
+      'Show what a design computes and keeps: plan, parameters, FLOPs, cache bytes, prefill schedule',
+    )
+    .argument('<model>', 'a preset, a config .json, a checkpoint directory or the folder of a training run')
+    .option('--length <tokens>', 'prompt length N', positiveInteger, 1792)
+    .option('--batch <rows>', 'rows B', positiveInteger, 1)
+    .addHelpText(
+      'after',
+      '\nExample:\n  $ duokv inspect local-history-126m --set fusion=separate --length 1024',
+    );
+  withPrecision(withSettings(command), 'fp32');
+  return defineAction<InspectOptions, [string]>(command, async (context, options, model) => {
+    const { length, batch, precision } = options;
+    const plan = designPlan(await resolveConfig(model, options.set));
+    const cache = cacheBytes(plan.config, { batch, positions: length, precision });
+    const flops = countFlops(plan.config, { documentLengths: [length] });
+    const routes = routeCounts(plan, length);
+    context.print(`${describeConfig(plan.config)}\n`);
+    context.print(`${planTable(plan)}\n`);
+    context.print(`Parameters: ${formatCount(plan.parameterCount)}`);
+    context.print(
+      `FLOPs per token of one document of ${formatCount(length)}: forward ${formatFlops(flops.forward / length)}, ` +
+        `training ${formatFlops(flops.training / length)}\n`,
+    );
+    const withoutIds = cache.total - cache.documentIds;
+    context.print(`Complete cache of ${batch} x ${formatCount(length)} positions (${precision})`);
+    context.print(
+      `${formatTable(
+        ['part', 'bytes', 'MiB'],
+        [
+          ['lower', cache.lower],
+          ['global', cache.global],
+          ['local', cache.local],
+          ['keys and values', withoutIds],
+          ['document ids', cache.documentIds],
+          ['total', cache.total],
+        ].map(([part, bytes]) => [part as string, formatCount(bytes as number), formatMiB(bytes as number)]),
+        [1, 2],
+      )}\n`,
+    );
+    context.print(`Positions of a prefill of ${formatCount(length)} tokens, summed over the upper layers`);
+    context.print(
+      `${formatTable(
+        ['route', 'K/V input', 'query/output'],
+        routes.map(({ route, kvInput, queryOutput }) => [
+          route,
+          formatCount(kvInput),
+          formatCount(queryOutput),
+        ]),
+        [1, 2],
+      )}\n`,
+    );
+    context.print('Exact route');
+    context.print(suffixDrawing(plan, length));
+    return {
+      config: plan.config,
+      parameters: plan.parameterCount,
+      layers: plan.layers,
+      length,
+      batch,
+      precision,
+      flopsPerToken: { forward: flops.forward / length, training: flops.training / length },
+      cacheBytes: { ...cache, withoutDocumentIds: withoutIds },
+      positions: Object.fromEntries(routes.map(({ route, ...counts }) => [route, counts])),
+      uniformSuffix: plan.uniformSuffix,
+      suffixes: layerSuffixes(plan, length),
+    };
+  });
+}

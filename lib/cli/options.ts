@@ -1,0 +1,72 @@
+import { type Command, InvalidArgumentError, Option } from 'commander';
+
+import { PRECISIONS } from '../arguments.js';
+import { type BackendName, type Device, openDevice } from '../device.js';
+import type { PrecisionName } from '../native.js';
+
+function parseNumber(text: string, accept: (value: number) => boolean, expected: string): number {
+  const value = text.trim() === '' ? Number.NaN : Number(text);
+  if (!accept(value)) throw new InvalidArgumentError(`Expected ${expected}.`);
+  return value;
+}
+
+export const positiveInteger = (text: string): number =>
+  parseNumber(text, (value) => Number.isSafeInteger(value) && value > 0, 'a positive integer');
+
+export const nonNegativeInteger = (text: string): number =>
+  parseNumber(text, (value) => Number.isSafeInteger(value) && value >= 0, 'an integer of at least 0');
+
+export const positiveNumber = (text: string): number =>
+  parseNumber(text, (value) => Number.isFinite(value) && value > 0, 'a positive number');
+
+export const nonNegativeNumber = (text: string): number =>
+  parseNumber(text, (value) => Number.isFinite(value) && value >= 0, 'a number of at least 0');
+
+/** A share, 1 excluded. */
+export const fraction = (text: string): number =>
+  parseNumber(text, (value) => value >= 0 && value < 1, 'a number in [0, 1)');
+
+/** A probability mass, 0 excluded. */
+export const mass = (text: string): number =>
+  parseNumber(text, (value) => value > 0 && value <= 1, 'a number in (0, 1]');
+
+export const nameList = (text: string): string[] => {
+  const names = text.split(',').map((name) => name.trim());
+  if (names.includes('')) throw new InvalidArgumentError('Expected names with commas between them.');
+  return names;
+};
+
+/** Collects `--set KEY=VALUE`; values that read as numbers are numbers. */
+export function collectSetting(
+  text: string,
+  earlier: Readonly<Record<string, string | number>> = {},
+): Record<string, string | number> {
+  const match = /^([A-Za-z]\w*)=(.+)$/.exec(text);
+  if (match === null) throw new InvalidArgumentError('Expected KEY=VALUE.');
+  const [, key, value] = match as unknown as [string, string, string];
+  const number = Number(value);
+  return { ...earlier, [key]: Number.isNaN(number) ? value : number };
+}
+
+/** The values of --backend and --threads. */
+export interface DeviceFlags {
+  backend: BackendName;
+  threads?: number;
+}
+
+/** --backend and --threads. */
+export function withDevice(command: Command): Command {
+  return command
+    .option('--backend <name>', 'auto, cpu, cuda or cuda:N', 'auto')
+    .option('--threads <count>', 'compute threads (default: what the process may use)', positiveInteger);
+}
+
+export function openChosenDevice({ backend, threads }: DeviceFlags): Promise<Device> {
+  return openDevice(threads === undefined ? { backend } : { backend, threads });
+}
+
+export function withPrecision(command: Command, standard: PrecisionName): Command {
+  return command.addOption(
+    new Option('--precision <policy>', 'precision policy').choices(PRECISIONS).default(standard),
+  );
+}

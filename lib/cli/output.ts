@@ -1,0 +1,92 @@
+import { Presets, SingleBar } from 'cli-progress';
+import Table from 'cli-table3';
+
+/** A table for a terminal of any width: a rule under the header, two spaces between columns. `right`: columns of numbers. */
+export function formatTable(header: string[], rows: string[][], right: number[] = []): string {
+  const table = new Table({
+    head: header,
+    colAligns: header.map((_, column) => (right.includes(column) ? 'right' : 'left')),
+    style: { head: [], border: [], 'padding-left': 0, 'padding-right': 1 },
+    chars: {
+      top: '',
+      'top-mid': '',
+      'top-left': '',
+      'top-right': '',
+      bottom: '',
+      'bottom-mid': '',
+      'bottom-left': '',
+      'bottom-right': '',
+      left: '',
+      'left-mid': '',
+      mid: '',
+      'mid-mid': '',
+      right: '',
+      'right-mid': '',
+      middle: ' ',
+    },
+  });
+  table.push(...rows);
+  const lines = table
+    .toString()
+    .split('\n')
+    .map((line) => line.trimEnd());
+  const width = Math.max(...lines.map((line) => line.length));
+  return [lines[0], '─'.repeat(width), ...lines.slice(1)].join('\n');
+}
+
+export const formatCount = (value: number): string => value.toLocaleString('en-US');
+
+export const formatMiB = (bytes: number): string => (bytes / 2 ** 20).toFixed(3);
+
+/** A number of operations with a metric prefix: 1.26 TFLOP. */
+export function formatFlops(flops: number): string {
+  const prefixes = ['', 'k', 'M', 'G', 'T', 'P', 'E'];
+  let exponent = 0;
+  while (flops >= 1000 && exponent < prefixes.length - 1) {
+    flops /= 1000;
+    exponent++;
+  }
+  return `${flops.toPrecision(4)} ${prefixes[exponent]}FLOP`;
+}
+
+export function formatSeconds(seconds: number): string {
+  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  const pad = (value: number) => String(value).padStart(2, '0');
+  const hours = Math.floor(whole / 3600);
+  return `${hours > 0 ? `${hours}:` : ''}${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
+}
+
+/** The middle value, or the mean of the two middle ones. */
+export function median(values: readonly number[]): number {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 === 1
+    ? (sorted[middle] as number)
+    : ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
+}
+
+/** A progress bar on stderr, or nothing where stderr is not a terminal. */
+export interface Progress extends Disposable {
+  update(done: number, detail?: string): void;
+}
+
+export function openProgress(title: string, total: number): Progress {
+  if (!process.stderr.isTTY) return { update() {}, [Symbol.dispose]() {} };
+  const bar = new SingleBar(
+    {
+      format: `${title} {bar} {value}/{total}  {detail}  ETA {eta_formatted}`,
+      barsize: 24,
+      hideCursor: true,
+      // Signals are ours: a command saves its work before it ends.
+      gracefulExit: false,
+      stream: process.stderr,
+    },
+    Presets.shades_classic,
+  );
+  bar.start(total, 0, { detail: '' });
+  return {
+    update: (done, detail = '') => bar.update(done, { detail }),
+    [Symbol.dispose]: () => bar.stop(),
+  };
+}

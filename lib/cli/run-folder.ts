@@ -1,0 +1,89 @@
+import { appendFile, mkdir, readFile, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+
+import { readJson, writeJson } from '../checkpoint.js';
+import { saveTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { DuokvError } from '../errors.js';
+import { replaceFile } from '../safetensors.js';
+import type { Trainer } from '../trainer.js';
+
+const RUN_FILE = 'run.json';
+const METRICS_FILE = 'metrics.jsonl';
+const CHECKPOINT = 'checkpoint';
+
+const exists = (path: string): Promise<boolean> =>
+  stat(path).then(
+    () => true,
+    () => false,
+  );
+
+/** A checkpoint directory as it is, or the checkpoint of a training run's folder. Errors: `ERR_CHECKPOINT`. */
+export async function findCheckpoint(path: string): Promise<string> {
+  if (!(await exists(path))) throw new DuokvError('ERR_CHECKPOINT', `${path}: does not exist`);
+  return (await exists(join(path, RUN_FILE))) ? join(path, CHECKPOINT) : path;
+}
+
+/**
+ * The folder of one training run:
+ *
+ *     checkpoint/      model, optimiser and tokenizer as last saved; `trainer.save` replaces it at once
+ *     run.json         what was asked for and what the data was; there from the moment the run can be resumed
+ *     metrics.jsonl    one line per update and per evaluation
+ */
+export class RunFolder<Settings extends object> {
+  readonly path: string;
+  readonly checkpoint: string;
+  readonly settings: Settings;
+
+  private constructor(path: string, settings: Settings) {
+    this.path = path;
+    this.checkpoint = join(path, CHECKPOINT);
+    this.settings = settings;
+  }
+
+  /** Errors: `ERR_ARGUMENT` where the folder already has a run. */
+  static async check(path: string): Promise<void> {
+    if (await exists(join(path, RUN_FILE))) {
+      throw new DuokvError(
+        'ERR_ARGUMENT',
+        `${path}: already holds a training run; continue it with --resume ${path}`,
+      );
+    }
+  }
+
+  /** Starts a run with the checkpoint of an untrained model, so that it can be resumed from here on. */
+  static async create<Settings extends object>(
+    path: string,
+    settings: Settings,
+    trainer: Trainer,
+    tokenizer: Tokenizer,
+  ): Promise<RunFolder<Settings>> {
+    await RunFolder.check(path);
+    await mkdir(path, { recursive: true });
+    const folder = new RunFolder(path, settings);
+    await trainer.save(folder.checkpoint);
+    await saveTokenizer(folder.checkpoint, tokenizer);
+    await folder.truncateMetrics(0);
+    await writeJson(join(path, RUN_FILE), settings);
+    return folder;
+  }
+
+  /** Errors: `ERR_CHECKPOINT` where there is no run. */
+  static async open<Settings extends object>(path: string): Promise<RunFolder<Settings>> {
+    return new RunFolder(path, (await readJson(join(path, RUN_FILE))) as Settings);
+  }
+
+  async appendMetrics(record: { update: number; [key: string]: unknown }): Promise<void> {
+    await appendFile(join(this.path, METRICS_FILE), `${JSON.stringify(record)}\n`);
+  }
+
+  /** Drops metrics of updates after `update`: those that a crash left behind, and that a resumed run does again. */
+  async truncateMetrics(update: number): Promise<void> {
+    const path = join(this.path, METRICS_FILE);
+    const text = await readFile(path, 'utf8').catch(() => '');
+    // A line is whole only with its newline.
+    const lines = text.split('\n').slice(0, -1);
+    const kept = lines.filter((line) => (JSON.parse(line) as { update: number }).update <= update);
+    await replaceFile(path, (file) => file.writeFile(kept.map((line) => `${line}\n`).join('')));
+  }
+}

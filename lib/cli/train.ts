@@ -1,0 +1,383 @@
+import { resolve } from 'node:path';
+
+import { Command } from 'commander';
+
+import {
+  holdOut,
+  loadTokenDocuments,
+  orderHash,
+  type TokenDocument,
+  type WindowBatch,
+  WindowCorpus,
+  windowOrder,
+} from '../data/corpus.js';
+import { byteTokenizer, loadCheckpointTokenizer, loadTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { DuokvError } from '../errors.js';
+import { Model } from '../model.js';
+import type { PrecisionName } from '../native.js';
+import type { ModelConfig } from '../plan.js';
+import { Trainer } from '../trainer.js';
+import { type ConfigOptions, configFromOptions, withConfig } from './model-config.js';
+import {
+  type DeviceFlags,
+  fraction,
+  nonNegativeInteger,
+  openChosenDevice,
+  positiveInteger,
+  positiveNumber,
+  withDevice,
+  withPrecision,
+} from './options.js';
+import { formatCount, formatSeconds, openProgress } from './output.js';
+import { type Context, defineAction, UsageError } from './run.js';
+import { RunFolder } from './run-folder.js';
+import { scoreDocuments } from './score.js';
+import { describeMachine } from './version.js';
+
+interface TrainOptions extends DeviceFlags, ConfigOptions {
+  tokenizer?: string;
+  bos?: string;
+  eos?: string;
+  context: number;
+  batch: number;
+  microbatch?: number;
+  updates?: number;
+  epochs: number;
+  lr: number;
+  warmup?: number;
+  precision: PrecisionName;
+  seed: number;
+  heldOut: number;
+  evalEvery?: number;
+  saveEvery: number;
+  out?: string;
+  resume?: string;
+}
+
+/** `run.json`: the run as it was resolved when it began. Resuming changes none of it. */
+interface RunSettings {
+  text: string;
+  config: ModelConfig;
+  context: number;
+  batch: number;
+  microbatch: number;
+  updates: number;
+  lr: number;
+  warmup: number;
+  precision: PrecisionName;
+  seed: number;
+  heldOut: number;
+  evalEvery: number | null;
+  saveEvery: number;
+  data: {
+    documents: number;
+    heldOutDocuments: number;
+    emptyDocuments: number;
+    tokens: number;
+    windows: number;
+    droppedTokens: number;
+    validTargets: number;
+    /** SHA-256 of the token stream, and of the order of its windows in the first pass. */
+    streamHash: string;
+    orderHash: string;
+  };
+  machine: ReturnType<typeof describeMachine>;
+}
+
+/** What a run reads of its text; the same for the same text, tokenizer and settings. */
+async function readText(
+  text: string,
+  tokenizer: Tokenizer,
+  { heldOut: share, context, batch }: { heldOut: number; context: number; batch: number },
+) {
+  const { documents, empty } = await loadTokenDocuments(text, tokenizer);
+  const { training, heldOut } = holdOut(documents, share);
+  const corpus = new WindowCorpus(training, context);
+  if (corpus.windows < batch) {
+    throw new DuokvError(
+      'ERR_DATA',
+      `${text}: has ${corpus.windows} windows of ${context} tokens, one update needs ${batch}: lower --batch or --context`,
+    );
+  }
+  return { corpus, heldOut, documents: training.length, empty };
+}
+
+/** The windows of each update: every pass is a permutation of its own, and its remainder short of a batch is left out. */
+class WindowSchedule {
+  readonly #corpus: WindowCorpus;
+  readonly #batch: number;
+  readonly #seed: number;
+  #epoch = -1;
+  #order: Uint32Array = new Uint32Array();
+
+  constructor(corpus: WindowCorpus, batch: number, seed: number) {
+    this.#corpus = corpus;
+    this.#batch = batch;
+    this.#seed = seed;
+  }
+
+  get updatesPerEpoch(): number {
+    return Math.floor(this.#corpus.windows / this.#batch);
+  }
+
+  /** The batch of update `update`, counted from 1. */
+  at(update: number): WindowBatch {
+    const epoch = Math.floor((update - 1) / this.updatesPerEpoch);
+    if (epoch !== this.#epoch) {
+      this.#order = windowOrder(this.#corpus.windows, this.#seed, epoch);
+      this.#epoch = epoch;
+    }
+    const begin = (update - 1 - epoch * this.updatesPerEpoch) * this.#batch;
+    return this.#corpus.batch(this.#order.subarray(begin, begin + this.#batch));
+  }
+}
+
+interface Evaluation {
+  update: number;
+  /** Mean over the targets of the held-out documents, in nats. */
+  nll: number;
+  targets: number;
+  perplexity: number;
+}
+
+/** Trains from where `trainer` stands to the run's last update, or until the signal, and saves either way. */
+async function runUpdates(
+  context: Context,
+  folder: RunFolder<RunSettings>,
+  trainer: Trainer,
+  { corpus, heldOut }: { corpus: WindowCorpus; heldOut: TokenDocument[] },
+) {
+  const { settings } = folder;
+  const schedule = new WindowSchedule(corpus, settings.batch, settings.seed);
+  const began = performance.now();
+  let loss: number | null = null;
+  let evaluation: Evaluation | null = null;
+
+  async function evaluate(): Promise<Evaluation> {
+    const { nll, targets } = await scoreDocuments(trainer.model, heldOut, {
+      context: settings.context,
+      rows: settings.microbatch,
+      precision: settings.precision,
+      signal: context.signal,
+    });
+    const mean = nll / targets;
+    const result = { update: trainer.update, nll: mean, targets, perplexity: Math.exp(mean) };
+    await folder.appendMetrics({ update: trainer.update, heldOut: result });
+    return result;
+  }
+  let interrupted = false;
+  try {
+    using progress = openProgress('training', settings.updates);
+    progress.update(trainer.update);
+    while (trainer.update < settings.updates) {
+      const batch = schedule.at(trainer.update + 1);
+      const { update, ...step } = await trainer.step(batch, { signal: context.signal });
+      loss = step.loss;
+      const tokensPerSecond = step.tokens / step.seconds;
+      await folder.appendMetrics({ update, ...step, tokensPerSecond });
+      if (settings.evalEvery !== null && update % settings.evalEvery === 0) evaluation = await evaluate();
+      if (update % settings.saveEvery === 0) await trainer.save(folder.checkpoint);
+      const detail = [
+        `loss ${step.loss.toFixed(3)}`,
+        ...(evaluation === null ? [] : [`held-out ${evaluation.nll.toFixed(3)}`]),
+        `lr ${step.learningRate.toExponential(2)}`,
+        `${formatCount(Math.round(tokensPerSecond))} tokens/s`,
+      ];
+      progress.update(update, detail.join('  '));
+    }
+    if (heldOut.length > 0 && evaluation?.update !== trainer.update) evaluation = await evaluate();
+  } catch (error) {
+    if ((error as Error).name !== 'AbortError') throw error;
+    interrupted = true;
+  }
+  await trainer.save(folder.checkpoint);
+  const seconds = (performance.now() - began) / 1000;
+  context.print(
+    [
+      `${interrupted ? 'Stopped after' : 'Trained'} ${trainer.update} of ${settings.updates} updates; ${formatSeconds(seconds)} here`,
+      ...(loss === null ? [] : [`last loss ${loss.toFixed(4)}`]),
+      ...(evaluation === null
+        ? []
+        : [`held-out NLL ${evaluation.nll.toFixed(4)}, perplexity ${evaluation.perplexity.toFixed(2)}`]),
+    ].join('; '),
+  );
+  context.print(`Checkpoint: ${folder.checkpoint}`);
+  if (interrupted) context.print(`Continue with: duokv train --resume ${folder.path}`);
+  return {
+    out: folder.path,
+    checkpoint: folder.checkpoint,
+    update: trainer.update,
+    updates: settings.updates,
+    interrupted,
+    loss,
+    heldOut: evaluation,
+    seconds,
+    data: settings.data,
+  };
+}
+
+/** The tokenizer of a new run: byte-level, or from a file. */
+function chooseTokenizer(options: TrainOptions): Promise<Tokenizer> | Tokenizer {
+  if (options.tokenizer === undefined) return byteTokenizer();
+  return loadTokenizer(options.tokenizer, {
+    ...(options.bos === undefined ? {} : { bos: options.bos }),
+    ...(options.eos === undefined ? {} : { eos: options.eos }),
+  });
+}
+
+async function startRun(context: Context, text: string | undefined, options: TrainOptions) {
+  if (text === undefined)
+    throw new UsageError('no text: name a folder of text files, a .jsonl file or a text file');
+  if (options.out === undefined) throw new UsageError('no --out folder for checkpoints and metrics');
+  await RunFolder.check(options.out);
+  const tokenizer = await chooseTokenizer(options);
+  const config = await configFromOptions(options, tokenizer.vocab);
+  const microbatch = options.microbatch ?? Math.min(options.batch, 4);
+  if (microbatch > options.batch)
+    throw new UsageError(`--microbatch ${microbatch} is larger than --batch ${options.batch}`);
+  const { corpus, heldOut, documents, empty } = await readText(text, tokenizer, options);
+  if (options.evalEvery !== undefined && heldOut.length === 0) {
+    throw new UsageError(
+      '--eval-every needs held-out documents: two documents or more, and --held-out above 0',
+    );
+  }
+  const available = Math.floor(corpus.windows / options.batch) * options.epochs;
+  const updates = options.updates ?? available;
+  if (updates > available) {
+    throw new DuokvError(
+      'ERR_DATA',
+      `--updates ${updates}: the text gives ${available} updates of ${options.batch} windows in ${options.epochs} passes; ` +
+        `raise --epochs to ${Math.ceil((updates * options.epochs) / available)} to repeat it`,
+    );
+  }
+  const settings: RunSettings = {
+    text: resolve(text),
+    config,
+    context: options.context,
+    batch: options.batch,
+    microbatch,
+    updates,
+    lr: options.lr,
+    warmup: options.warmup ?? Math.min(128, Math.ceil(updates / 10)),
+    precision: options.precision,
+    seed: options.seed,
+    heldOut: options.heldOut,
+    evalEvery: options.evalEvery ?? null,
+    saveEvery: options.saveEvery,
+    data: {
+      documents,
+      heldOutDocuments: heldOut.length,
+      emptyDocuments: empty,
+      tokens: corpus.tokens,
+      windows: corpus.windows,
+      droppedTokens: corpus.droppedTokens,
+      validTargets: corpus.validTargets,
+      streamHash: corpus.hash(),
+      orderHash: orderHash(windowOrder(corpus.windows, options.seed)),
+    },
+    machine: describeMachine(),
+  };
+  await using device = await openChosenDevice(options);
+  const model = await Model.create(device, config, { seed: settings.seed });
+  using trainer = trainerFor(model, settings);
+  const folder = await RunFolder.create(options.out, settings, trainer, tokenizer);
+  context.print(
+    `Training ${formatCount(model.parameterCount)} parameters on ${formatCount(settings.data.tokens)} tokens of ` +
+      `${formatCount(documents)} documents, ${heldOut.length} held out`,
+  );
+  return runUpdates(context, folder, trainer, { corpus, heldOut });
+}
+
+async function resumeRun(
+  context: Context,
+  text: string | undefined,
+  options: TrainOptions & { resume: string },
+) {
+  const folder = await RunFolder.open<RunSettings>(options.resume);
+  const { settings } = folder;
+  const tokenizer = await loadCheckpointTokenizer(folder.checkpoint);
+  const { corpus, heldOut } = await readText(text ?? settings.text, tokenizer, settings);
+  if (corpus.hash() !== settings.data.streamHash) {
+    throw new DuokvError(
+      'ERR_DATA',
+      `${text ?? settings.text}: is not the text that ${options.resume} was trained on`,
+    );
+  }
+  await using device = await openChosenDevice(options);
+  using trainer = await Trainer.resume(device, folder.checkpoint);
+  await folder.truncateMetrics(trainer.update);
+  context.print(`Resuming after ${trainer.update} of ${settings.updates} updates`);
+  return runUpdates(context, folder, trainer, { corpus, heldOut });
+}
+
+function trainerFor(model: Model, settings: RunSettings): Trainer {
+  return model.trainer({
+    precision: settings.precision,
+    optimizer: { lr: settings.lr },
+    schedule: { warmup: settings.warmup, total: settings.updates },
+    microbatch: settings.microbatch,
+  });
+}
+
+/** Options that may differ when a run is resumed; everything else is part of the run. */
+const RESUME_OPTIONS = new Set(['resume', 'json', 'backend', 'threads']);
+
+export function trainCommand(): Command {
+  const command = new Command('train')
+    .description('Train a model on text; Ctrl-C saves a checkpoint')
+    .argument('[text]', 'folder of .txt and .md files, a .jsonl or .jsonl.gz file, or a single text file')
+    .option('--out <folder>', 'new folder for checkpoints, metrics.jsonl and run.json')
+    .option('--resume <folder>', 'continue the run of this folder with the settings it began with')
+    .option('--tokenizer <file>', 'a tokenizer.json (default: byte-level, 258 ids)')
+    .option(
+      '--bos <token>',
+      'the token that begins a document, where the tokenizer does not have a common one',
+    )
+    .option('--eos <token>', 'the token that ends it')
+    .option('--context <tokens>', 'window length', positiveInteger, 512)
+    .option('--batch <windows>', 'windows in one update', positiveInteger, 8)
+    .option(
+      '--microbatch <windows>',
+      'windows in one forward and backward pass (default: up to 4)',
+      positiveInteger,
+    )
+    .option('--updates <count>', 'optimiser updates (default: one pass over the text)', positiveInteger)
+    .option('--epochs <count>', 'passes over the text that updates may use', positiveInteger, 1)
+    .option(
+      '--lr <rate>',
+      'peak learning rate; a cosine takes it to a tenth at the last update',
+      positiveNumber,
+      3e-4,
+    )
+    .option(
+      '--warmup <updates>',
+      'linear warmup (default: a tenth of the updates, up to 128)',
+      nonNegativeInteger,
+    )
+    .option(
+      '--seed <integer>',
+      'seed of the initialisation and of the order of windows',
+      nonNegativeInteger,
+      0,
+    )
+    .option('--held-out <share>', 'share of the documents kept for evaluation', fraction, 0.05)
+    .option('--eval-every <updates>', 'evaluate on them this often (default: at the end)', positiveInteger)
+    .option('--save-every <updates>', 'save a checkpoint this often', positiveInteger, 200)
+    .addHelpText(
+      'after',
+      '\nExamples:\n  $ duokv train docs/ --preset local-history-tiny --out runs/docs --lr 1e-3 --epochs 4' +
+        '\n  $ duokv train --resume runs/docs',
+    );
+  withPrecision(withDevice(withConfig(command)), 'fp32');
+  return defineAction<TrainOptions, [string | undefined]>(command, async (context, options, text) => {
+    const { resume } = options;
+    if (resume === undefined) return startRun(context, text, options);
+    for (const option of command.options) {
+      const name = option.attributeName();
+      if (command.getOptionValueSource(name) === 'cli' && !RESUME_OPTIONS.has(name)) {
+        throw new UsageError(`${option.long} is part of the run and cannot change with --resume`);
+      }
+    }
+    return resumeRun(context, text, { ...options, resume });
+  });
+}
