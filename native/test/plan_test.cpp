@@ -77,7 +77,7 @@ DUOKV_TEST(complete_cache_bytes) {
   const auto total = [](const ModelConfig& c) {
     return planned_cache_bytes(make_plan(c), 1, 1792, 4).total();
   };
-  expect_equal("local-history", total(config_126m(Design::LocalHistory)), 35142656);
+  expect_equal("local-history", total(config_126m(Design::LocalHistory)), 35141632);
   expect_equal("gqa4-cla2", total(config_126m(Design::Gqa4Cla2)), 29374464);
   expect_equal("gqa2", total(config_126m(Design::Gqa2)), 29374464);
   expect_equal("independent", total(config_126m(Design::Independent)), 58734592);

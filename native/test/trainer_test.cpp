@@ -43,7 +43,7 @@ DUOKV_TEST(gradients_match_directional_differences) {
       norm = std::sqrt(norm);
       if (norm < 1e-6) continue;
       const std::vector<float> at = parameter(*model, p);
-      const double step = 2e-2;
+      const double step = 5e-3;
       double loss[2];
       for (int side : {0, 1}) {
         std::vector<float> moved = at;
