@@ -87,7 +87,7 @@ Suffixes suffix_lengths(const Plan& plan, int64_t n, const Route& route) {
       if (route.suffix < 1)
         throw Error("ERR_CONFIG",
                     "schedule.approximate is " + std::to_string(route.suffix) + "; it must be at least 1");
-      s.exact = route.suffix >= std::min(n, uniform_suffix(plan));
+      s.exact = false;  // even where R happens to suffice: the caller asked for no guarantee and gets none
       flatten_upper(plan, n, route.suffix, s);
       break;
   }
