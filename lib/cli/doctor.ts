@@ -36,7 +36,7 @@ export function doctorCommand(): Command {
   return defineAction<DeviceFlags, []>(command, async (context, options) => {
     const machine = { ...describeMachine(), features: cpuFeatures(), usableCores: os.availableParallelism() };
     printFields(context, {
-      duokv: `${machine.duokv}${machine.commit === null ? '' : ` (${machine.commit})`}, Node ${machine.node}`,
+      duokv: `${machine.duokv}${machine.commit === null ? '' : ` (commit ${machine.commit.slice(0, 12)})`}, Node ${machine.node}`,
       machine: `${machine.platform}, Linux ${machine.release}`,
       CPU: `${machine.cpu}; ${machine.usableCores} of ${machine.cores} cores usable; ${machine.features.join(' ')}`,
       memory: `${formatMiB(machine.memory)} MiB`,

@@ -35,17 +35,24 @@ function describeReads({ reads }: LayerRow): string {
 }
 
 function planTable(plan: DesignPlan): string {
+  const layers = plan.layers.map((layer) => [
+    String(layer.layer),
+    layer.upper ? 'upper' : 'lower',
+    layer.projects.map(({ bank }) => bank).join(', ') || '–',
+    layer.projects.map(({ representation }) => representationName(representation)).join(', ') || '–',
+    describeReads(layer),
+    layer.reads.length < 2 ? '–' : layer.separateFusion ? 'separate' : 'joint',
+    layer.adapter ? 'yes' : '–',
+  ]);
+  // A projection of no layer stands between the stacks: it makes the bank that all upper layers read.
+  const ofLayers = new Set(plan.layers.flatMap(({ projects }) => projects.map(({ bank }) => bank)));
+  const between = plan.projections
+    .filter(({ bank }) => !ofLayers.has(bank))
+    .map(({ bank, representation }) => ['–', '–', bank, representationName(representation), '–', '–', '–']);
+  const firstUpper = plan.layers.findIndex(({ upper }) => upper);
   return formatTable(
     ['layer', 'stack', 'projects K/V', 'from', 'reads', 'fusion', 'adapter'],
-    plan.layers.map((layer) => [
-      String(layer.layer),
-      layer.upper ? 'upper' : 'lower',
-      layer.projects.map(({ bank }) => bank).join(', ') || '–',
-      layer.projects.map(({ representation }) => representationName(representation)).join(', ') || '–',
-      describeReads(layer),
-      layer.reads.length < 2 ? '–' : layer.separateFusion ? 'separate' : 'joint',
-      layer.adapter ? 'yes' : '–',
-    ]),
+    [...layers.slice(0, firstUpper), ...between, ...layers.slice(firstUpper)],
     [0],
   );
 }
@@ -103,10 +110,14 @@ function routeCounts(plan: DesignPlan, length: number) {
   });
 }
 
+/** The options of the design in one line, its numbers in the next. */
 function describeConfig(config: ModelConfig): string {
-  return Object.entries(config)
-    .map(([key, value]) => `${key} ${value}`)
-    .join(', ');
+  const entries = Object.entries(config).map(([key, value]) => ({
+    text: `${key} ${value}`,
+    isName: typeof value === 'string',
+  }));
+  const line = (names: boolean) => entries.filter(({ isName }) => isName === names).map(({ text }) => text);
+  return `${line(true).join(', ')}\n${line(false).join(', ')}`;
 }
 
 export function inspectCommand(): Command {

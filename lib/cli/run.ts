@@ -90,7 +90,13 @@ export async function runProgram(program: Command, argv: readonly string[]): Pro
   });
   for (const command of [program, ...program.commands]) {
     command.exitOverride().configureOutput({
-      outputError: (text, write) => write(text.replace(/^error: /, 'duokv: ')),
+      outputError: (text, write) =>
+        write(
+          `${text
+            .replace(/^error: /, 'duokv: ')
+            .trimEnd()
+            .replaceAll('\n', ' ')}\n`,
+        ),
     });
   }
   try {

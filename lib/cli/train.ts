@@ -246,8 +246,8 @@ async function startRun(context: Context, text: string | undefined, options: Tra
   if (updates > available) {
     throw new DuokvError(
       'ERR_DATA',
-      `--updates ${updates}: the text gives ${available} updates of ${options.batch} windows in ${options.epochs} passes; ` +
-        `raise --epochs to ${Math.ceil((updates * options.epochs) / available)} to repeat it`,
+      `--updates ${updates}: the text gives ${available} updates of ${options.batch} windows with --epochs ${options.epochs}; ` +
+        `--epochs ${Math.ceil((updates * options.epochs) / available)} would be enough`,
     );
   }
   const settings: RunSettings = {
@@ -285,7 +285,7 @@ async function startRun(context: Context, text: string | undefined, options: Tra
     `Training ${formatCount(model.parameterCount)} parameters on ${formatCount(settings.data.tokens)} tokens of ` +
       `${formatCount(documents)} documents, ${heldOut.length} held out`,
   );
-  return runUpdates(context, folder, trainer, { corpus, heldOut });
+  return await runUpdates(context, folder, trainer, { corpus, heldOut });
 }
 
 async function resumeRun(
@@ -307,7 +307,7 @@ async function resumeRun(
   using trainer = await Trainer.resume(device, folder.checkpoint);
   await folder.truncateMetrics(trainer.update);
   context.print(`Resuming after ${trainer.update} of ${settings.updates} updates`);
-  return runUpdates(context, folder, trainer, { corpus, heldOut });
+  return await runUpdates(context, folder, trainer, { corpus, heldOut });
 }
 
 function trainerFor(model: Model, settings: RunSettings): Trainer {

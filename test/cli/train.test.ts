@@ -220,7 +220,7 @@ describe('duokv train', () => {
     await duokvFails(
       ['train', text, ...preset, '--out', out, '--updates', '9999', '--context', '64'],
       1,
-      /ERR_DATA: --updates 9999: the text gives \d+ updates .*--epochs \d+/,
+      /ERR_DATA: --updates 9999: the text gives \d+ updates of 8 windows with --epochs 1; --epochs \d+/,
     );
     await duokvFails(
       ['train', text, ...preset, '--out', out, '--context', '100000'],
@@ -323,7 +323,7 @@ describe('duokv train', () => {
         1,
         /ERR_CHECKPOINT: .*does not exist/,
       );
-      await duokvFails(['score', directory, text], 1, /tokenizer\.json/);
+      await duokvFails(['score', text, text], 1, /ERR_DATA: .*tokenizer\.json/);
     });
   });
 });
