@@ -245,7 +245,6 @@ export class Trainer implements Disposable {
     return this.model.lane.exclusive(async () => {
       // Ties the files of one save together: a model saved over another's leaves moments that are not its own.
       const save = randomUUID();
-      const state = { format: FORMAT, save, update: this.update, options: this.options };
       const moments = (['m', 'v'] as const).flatMap((kind) =>
         plan.parameters.map(({ name, shape }) => ({
           name: `${kind}.${name}`,
@@ -259,6 +258,8 @@ export class Trainer implements Disposable {
         belongs: (name) => name === STATE_FILE || name === MOMENTS_FILE,
         write: async (staging) => {
           await writeSafetensors(join(staging, MOMENTS_FILE), moments, { 'duokv.save': save });
+          // Only now, as the steps called before this save have run by the time that a tensor was read.
+          const state = { format: FORMAT, save, update: this.update, options: this.options };
           await writeJson(join(staging, STATE_FILE), state);
         },
       });

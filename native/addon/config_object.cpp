@@ -42,7 +42,11 @@ constexpr const char* kTexts[] = {"design", "fusion", "localSource", "provider"}
 
 // The value as a message shows it, short.
 std::string shown(Napi::Value value) {
-  if (value.IsString()) return "'" + value.As<Napi::String>().Utf8Value().substr(0, 40) + "'";
+  if (value.IsString()) {
+    std::string text = value.As<Napi::String>().Utf8Value().substr(0, 40);
+    text.insert(text.begin(), '\'');
+    return text.append("'");
+  }
   if (value.IsNumber() || value.IsBoolean() || value.IsNull() || value.IsUndefined())
     return value.ToString().Utf8Value();
   return value.IsBigInt()     ? "a bigint"
