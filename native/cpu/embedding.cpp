@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "cpu/device.h"
@@ -32,13 +33,25 @@ Status embedding_backward(Device* device, const ops::EmbeddingBackwardArgs* args
                             std::to_string(args->tokens[i]) + ", not in [0, " + std::to_string(args->vocab) +
                             ")");
     }
-    // A chunk owns a strip of columns of every token, so each sum has one owner that meets its terms in order
-    // of i, and a token that fills the batch is no slower than any other.
-    constexpr int64_t kColumns = 128;
-    device->pool.run((d + kColumns - 1) / kColumns, [&](int64_t chunk, int32_t) {
-      const int64_t first = chunk * kColumns, count = std::min(kColumns, d - first);
-      for (int64_t i = 0; i < m; ++i) {
-        add_values(args->dx + i * d + first, args->dtable + args->tokens[i] * d + first, count);
+    // A stable counting sort brings the occurrences of each token together, in order: `next` starts as the
+    // count of smaller tokens' occurrences.
+    int32_t* next = device->shared_scratch.take<int32_t>(args->vocab + 1 + m);
+    int32_t* order = next + args->vocab + 1;
+    std::fill_n(next, args->vocab + 1, 0);
+    for (int64_t i = 0; i < m; ++i) ++next[args->tokens[i] + 1];
+    std::partial_sum(next, next + args->vocab, next);
+    for (int64_t i = 0; i < m; ++i) order[next[args->tokens[i]]++] = static_cast<int32_t>(i);
+
+    // Each token's sum has one owner: the chunk of occurrences in which its own begin.
+    constexpr int64_t kOccurrences = 64;
+    const auto continues = [&](int64_t at) { return args->tokens[order[at]] == args->tokens[order[at - 1]]; };
+    device->pool.run((m + kOccurrences - 1) / kOccurrences, [&](int64_t chunk, int32_t) {
+      const int64_t begin = chunk * kOccurrences, end = std::min(m, begin + kOccurrences);
+      int64_t at = begin;
+      while (at > 0 && at < end && continues(at)) ++at;
+      if (at == end) return;
+      for (; at < end || (at < m && continues(at)); ++at) {
+        add_values(args->dx + order[at] * d, args->dtable + args->tokens[order[at]] * d, d);
       }
     });
   });

@@ -59,19 +59,19 @@ HWY_INLINE void store(V v, D d, hn::TFromD<D>* p, Part part) {
   std::memcpy(p, lanes, static_cast<size_t>(part.count) * sizeof(lanes[0]));
 }
 
-// exp(-|x|) = fraction · power1 · power2, within 1 ulp. Both powers are normal powers of two, so that a
-// product can be rounded once, at the end, where exp(-|x|) alone is subnormal. From |x| > 112 on, where even
-// x · exp(-|x|) is zero, the fraction is zero. Of NaN the result is undefined.
+// exp(-|x|) in two forms. `value` is zero where exp(-|x|) is subnormal. fraction · power1 · power2, whose
+// powers are normal powers of two, lets a product be rounded once, at the end, also there; from |x| > 112 on,
+// where even x · exp(-|x|) is zero, power2 is zero. Of NaN both are undefined.
 template <class V>
-struct SplitExp {
-  V fraction, power1, power2;
+struct ExpOfMinusAbs {
+  V value, fraction, power1, power2;
 };
 
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE SplitExp<V> exp_of_minus_abs(D d, V x) {
+HWY_INLINE ExpOfMinusAbs<V> exp_of_minus_abs(D d, V x) {
   const hn::RebindToSigned<D> di;
-  const V limit = hn::Set(d, 112.0f);
-  const V a = hn::Neg(hn::Min(hn::Abs(x), limit));
+  const V magnitude = hn::Abs(x), limit = hn::Set(d, 112.0f);
+  const V a = hn::Neg(hn::Min(magnitude, limit));
   // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits.
   const V magic = hn::Set(d, 12582912.0f);
   const V shifted = hn::MulAdd(a, hn::Set(d, 1.44269504f), magic);
@@ -80,20 +80,21 @@ HWY_INLINE SplitExp<V> exp_of_minus_abs(D d, V x) {
   // ln 2 in two parts, the first short enough for n · part to be exact.
   V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), a);
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-  // Minimax polynomial of (exp(r) - 1 - r) / r² on |r| <= ln(2)/2, from Cephes' expf.
-  V q = hn::Set(d, 1.9875691500e-4f);
-  q = hn::MulAdd(q, r, hn::Set(d, 1.3981999507e-3f));
-  q = hn::MulAdd(q, r, hn::Set(d, 8.3334519073e-3f));
-  q = hn::MulAdd(q, r, hn::Set(d, 4.1665795894e-2f));
-  q = hn::MulAdd(q, r, hn::Set(d, 1.6666665459e-1f));
-  q = hn::MulAdd(q, r, hn::Set(d, 5.0000001201e-1f));
-  const V fraction = hn::Add(hn::MulAdd(hn::Mul(r, r), q, r), hn::Set(d, 1.0f));
-  const V fraction_or_zero = hn::IfThenZeroElse(hn::Gt(hn::Abs(x), limit), fraction);
+  // Minimax polynomial of (exp(r) - 1 - r) / r² on |r| <= ln(2)/2, from Cephes' expf, in pairs: the chain of
+  // dependent operations is what this loop waits for.
+  const V r2 = hn::Mul(r, r);
+  const V q01 = hn::MulAdd(hn::Set(d, 1.6666665459e-1f), r, hn::Set(d, 5.0000001201e-1f));
+  const V q23 = hn::MulAdd(hn::Set(d, 8.3334519073e-3f), r, hn::Set(d, 4.1665795894e-2f));
+  const V q45 = hn::MulAdd(hn::Set(d, 1.9875691500e-4f), r, hn::Set(d, 1.3981999507e-3f));
+  const V q = hn::MulAdd(hn::MulAdd(q45, r2, q23), r2, q01);
+  const V fraction = hn::Add(hn::MulAdd(r2, q, r), hn::Set(d, 1.0f));
+  const V value = hn::BitCast(d, hn::Add(hn::BitCast(di, fraction), hn::ShiftLeft<23>(exponent)));
   const auto half = hn::ShiftRight<1>(exponent);
   const auto bias = hn::Set(di, 127);
   const V power1 = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias)));
   const V power2 = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
-  return {fraction_or_zero, power1, power2};
+  return {hn::IfThenZeroElse(hn::Lt(n, hn::Set(d, -125.0f)), value), fraction, power1,
+          hn::IfThenZeroElse(hn::Gt(magnitude, limit), power2)};
 }
 
 // x · sigmoid(x), within 3 ulp for every x.
@@ -101,11 +102,10 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE V silu(D d, V x) {
   const V one = hn::Set(d, 1.0f);
   const auto e = exp_of_minus_abs(d, x);
-  const V denominator = hn::Add(one, hn::Mul(hn::Mul(e.fraction, e.power1), e.power2));
-  const V quotient = hn::Div(x, denominator);
-  // One power comes first, so that the largest x cannot overflow; it is exact.
-  const V shrunk = hn::Mul(hn::Mul(hn::Mul(quotient, e.power1), e.fraction), e.power2);
-  return hn::IfThenElse(hn::Ge(x, hn::Zero(d)), quotient, shrunk);
+  const auto positive = hn::Ge(x, hn::Zero(d));
+  // power1 comes first: x · fraction may overflow.
+  const V numerator = hn::IfThenElse(positive, x, hn::Mul(hn::Mul(x, e.power1), e.fraction));
+  return hn::Mul(hn::Div(numerator, hn::Add(one, e.value)), hn::IfThenElse(positive, one, e.power2));
 }
 
 // silu(x) and its derivative, sigmoid(x) · (1 + x · sigmoid(-x)).
@@ -117,8 +117,7 @@ struct SiluAndDerivative {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE SiluAndDerivative<V> silu_and_derivative(D d, V x) {
   const V one = hn::Set(d, 1.0f);
-  const auto parts = exp_of_minus_abs(d, x);
-  const V e = hn::Mul(hn::Mul(parts.fraction, parts.power1), parts.power2);
+  const V e = exp_of_minus_abs(d, x).value;
   const V larger = hn::Div(one, hn::Add(one, e));
   const V smaller = hn::Mul(e, larger);
   const auto positive = hn::Ge(x, hn::Zero(d));
