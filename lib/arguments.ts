@@ -188,12 +188,15 @@ export function checkRows(rows: unknown, batch: number): number[] {
   if (rows === undefined) return Array.from({ length: batch }, (_, row) => row);
   if (!Array.isArray(rows)) throw bad(`rows must be an array of row numbers, not ${show(rows)}`);
   if (rows.length === 0) throw new DuokvError('ERR_SHAPE', 'rows is empty; at least 1 row must be named');
+  if (rows.length > batch) {
+    throw new DuokvError('ERR_SHAPE', `rows names ${rows.length} rows; the session has ${batch}`);
+  }
   const seen = new Set<number>();
-  rows.forEach((row: unknown, index) => {
+  for (const [index, row] of rows.entries()) {
     checkInteger(row, `rows[${index}]`, 0, batch - 1);
     if (seen.has(row)) throw new DuokvError('ERR_SHAPE', `rows[${index}]: row ${row} is named twice`);
     seen.add(row);
-  });
+  }
   return [...rows] as number[];
 }
 

@@ -256,7 +256,7 @@ export class Session implements Disposable {
     let prompts: Int32Array[];
     if (listed) {
       checkLength(given.length, 'tokens', rows.length);
-      prompts = given.map((row: unknown, i) => checkTokens(row, `tokens[${i}]`, vocab));
+      prompts = Array.from(given, (row: unknown, i) => checkTokens(row, `tokens[${i}]`, vocab));
     } else {
       const flat = checkTokens(given, 'tokens', vocab);
       if (flat.length % rows.length !== 0) {
@@ -302,7 +302,7 @@ export class Session implements Disposable {
         );
       }
       checkLength(given.length, 'documentIds', rows.length);
-      ids = given.map((row: unknown, i) => checkIds(row, `documentIds[${i}]`, counts[i] as number));
+      ids = Array.from(given, (row: unknown, i) => checkIds(row, `documentIds[${i}]`, counts[i] as number));
     } else {
       const length = counts[0] as number;
       const flat = checkIds(given, 'documentIds', length * counts.length);

@@ -156,7 +156,12 @@ void Engine::settle_finished(Napi::Env env) {
 
 void Engine::settle_one(Napi::Env env, std::unique_ptr<Job> job) {
   Napi::HandleScope scope(env);
-  job->settle(env);
+  try {
+    job->settle(env);
+  } catch (const Napi::Error&) {
+    // The environment is being terminated: its promises cannot be settled any more, and nobody waits for
+    // them.
+  }
   job.reset();
   if (--pending_ == 0 && thread_.joinable()) home_.Unref(env);
 }

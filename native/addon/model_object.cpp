@@ -46,7 +46,10 @@ Napi::Value ModelObject::create(const Napi::CallbackInfo& info,
         slot->refresh();
         return Done{};
       },
-      [resource](Napi::Env e, Done&) { return wrap(e, Environment::of(e).model, resource); });
+      [resource](Napi::Env e, Done&) {
+        resource->require_live();  // the device may have been closed meanwhile
+        return wrap(e, Environment::of(e).model, resource);
+      });
 }
 
 ModelObject::ModelObject(const Napi::CallbackInfo& info)

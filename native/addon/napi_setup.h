@@ -7,4 +7,8 @@
 #error "the addon is built through CMakeLists.txt, which sets the rules for napi.h"
 #endif
 
+// In a worker that is being terminated no exception can be thrown into JavaScript: not a reason to end the
+// process.
+#define NODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS
+
 #include <napi.h>

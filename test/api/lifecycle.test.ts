@@ -20,6 +20,8 @@ const run = (mode: string, ...flags: string[]) =>
     timeout: 60_000,
   });
 
+const addonPath = () => createRequire(import.meta.url)('node-gyp-build').path(root) as string;
+
 /** A model whose step on `work` takes a good part of a second. */
 const busy = presets.localHistoryTiny({ window: 16 });
 const work = randomBatch(busy, 4, 512);
@@ -80,6 +82,16 @@ describe('lifecycle', () => {
     await rejectsWith('ERR_DISPOSED', /the session was disposed with the device/, () => second.reset());
     await rejectsWith('ERR_DISPOSED', /the device was disposed/, () => Model.create(device, config));
     await rejectsWith('ERR_DISPOSED', /the device was disposed/, () => device.info());
+  });
+
+  it('rejects what was in the queue when its device is closed', async () => {
+    const creations = [1, 2, 3].map((seed) => Model.create(device, small(), { seed }));
+    const closing = device.close();
+    for (const outcome of await Promise.allSettled(creations)) {
+      assert.equal(outcome.status, 'rejected');
+      assert.equal((outcome as PromiseRejectedResult).reason.code, 'ERR_DISPOSED');
+    }
+    await closing;
   });
 
   it('frees memory on disposal, also while a call runs', async () => {
@@ -226,11 +238,37 @@ describe('lifecycle', () => {
     assert.deepEqual(Array.from(here), a);
   });
 
+  it('survives the termination of workers at any moment of many short calls', async () => {
+    const boot = `
+      const { parentPort, workerData } = require('node:worker_threads');
+      const { addon, config } = workerData;
+      const native = require(addon);
+      (async () => {
+        const device = await native.openDevice('cpu', 1);
+        const model = await device.createModel(config, '1');
+        const { session } = model.createSession(1, 64, 'fp32');
+        parentPort.postMessage(null);
+        const call = async () => {
+          for (;;) {
+            await model.logits({ rows: 1, tokens: Int32Array.of(1, 2, 3) }, 'fp32');
+            await session.decode([0], Int32Array.of(99)).catch(() => {});
+            try { model.readTensor('none'); } catch {}
+          }
+        };
+        for (let i = 0; i < 8; i++) call();
+      })();`;
+    for (let i = 0; i < 40; i++) {
+      const worker = new Worker(boot, { eval: true, workerData: { addon: addonPath(), config: small() } });
+      await new Promise((resolve, reject) => worker.once('message', resolve).once('error', reject));
+      await sleep(i / 4);
+      await worker.terminate();
+    }
+  });
+
   it('loads twice in one process', async () => {
     await using directory = await temporaryDirectory();
     const copy = join(directory.path, 'copy.node');
-    const path = createRequire(import.meta.url)('node-gyp-build').path(root) as string;
-    await copyFile(path, copy);
+    await copyFile(addonPath(), copy);
     const twin = createRequire(import.meta.url)(copy) as typeof native;
     assert.notEqual(twin.openDevice, native.openDevice);
     const opened = await twin.openDevice('cpu', 1);

@@ -100,7 +100,7 @@ describe('session', () => {
     const tokens = randomTokens(20, vocab, 5);
     using full = model.session({ capacity: 32 });
     const reference = await full.prefill({ tokens, schedule: 'full' });
-    for (const schedule of ['exact', 'uniform', { approximate: 13 }] as const) {
+    for (const schedule of ['exact', 'uniform'] as const) {
       using session = model.session({ capacity: 32 });
       const { logits, exact } = await session.prefill({ tokens, schedule });
       assert.equal(exact, true);
