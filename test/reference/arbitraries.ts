@@ -18,9 +18,9 @@ export function uniform(seed: number): () => number {
 
 /**
  * Weights under which every term matters: unit-variance projections, so that attention is far from uniform, norm weights of
- * 1 ± 0.25 and fusion logits of ± 0.9. All are FP32 values.
+ * 1 ± 0.25 and fusion logits of ± 0.9. All are FP32 values. `gain` scales the matrices.
  */
-export function randomWeights(c: Config, seed: number): Weights {
+export function randomWeights(c: Config, seed: number, gain = 1): Weights {
   const next = uniform(seed);
   const weights: Weights = new Map();
   for (const [name, shape] of parameterShapes(c)) {
@@ -28,10 +28,10 @@ export function randomWeights(c: Config, seed: number): Weights {
     for (let i = 0; i < values.length; i++) {
       // The sum of four uniforms has variance 1/3 and is close enough to normal.
       const symmetric = Math.sqrt(3) * (next() + next() + next() + next() - 2);
-      let value = (0.8 * symmetric) / Math.sqrt(shape.at(-1)!);
+      let value = (0.8 * gain * symmetric) / Math.sqrt(shape.at(-1)!);
       if (name.endsWith('norm.weight')) value = 0.75 + 0.5 * next();
       else if (name.endsWith('fusion_logit')) value = 1.8 * next() - 0.9;
-      else if (name.includes('embed_tokens')) value = 0.6 * symmetric;
+      else if (name.includes('embed_tokens')) value = 0.6 * gain * symmetric;
       values[i] = Math.fround(value);
     }
     weights.set(name, values);
@@ -62,8 +62,8 @@ export function configs(overrides: Partial<Config> = {}): fc.Arbitrary<Config> {
       vocab: fc.integer({ min: 5, max: 40 }),
       hidden: fc.constantFrom(6, 8, 12, 17, 24),
       ffn: fc.constantFrom(4, 9, 16, 32),
-      lowerLayers: fc.integer({ min: 1, max: 3 }),
-      upperLayers: fc.integer({ min: 1, max: 4 }),
+      lowerLayers: fc.integer({ min: 0, max: 3 }),
+      upperLayers: fc.integer({ min: 0, max: 4 }),
       kvHeads: fc.integer({ min: 1, max: 3 }),
       groups: fc.integer({ min: 1, max: 3 }),
       headDim: fc.constantFrom(4, 8, 16, 32),
@@ -146,6 +146,6 @@ export function batches(c: Config, limits: { rows: number; length: number }): fc
     });
 }
 
-export function randomModel(config: Config, seed: number, precision: Precision = 'exact'): Model {
-  return { config, weights: randomWeights(config, seed), precision };
+export function randomModel(config: Config, seed: number, precision: Precision = 'exact', gain = 1): Model {
+  return { config, weights: randomWeights(config, seed, gain), precision };
 }

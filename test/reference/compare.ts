@@ -23,15 +23,16 @@ export function assertNear(
   );
 }
 
-/** ||actual - expected|| / ||expected||, or the absolute distance where the expected tensor is zero. */
-export function relativeDistance(actual: ArrayLike<number>, expected: ArrayLike<number>): number {
-  let distance = 0;
-  let norm = 0;
-  for (let i = 0; i < expected.length; i++) {
-    distance += (actual[i] - expected[i]) ** 2;
-    norm += expected[i] ** 2;
-  }
-  return Math.sqrt(norm === 0 ? distance : distance / norm);
+export function normOf(values: ArrayLike<number>): number {
+  let squares = 0;
+  for (let i = 0; i < values.length; i++) squares += values[i] ** 2;
+  return Math.sqrt(squares);
+}
+
+/** L2 norm of the difference; NaN where lengths differ. */
+export function distanceOf(actual: ArrayLike<number>, expected: ArrayLike<number>): number {
+  if (actual.length !== expected.length) return NaN;
+  return normOf(Float64Array.from(actual, (value, i) => value - expected[i]));
 }
 
 /** Runs a property on the same cases every time; DUOKV_SEED gives others. */

@@ -73,21 +73,16 @@ export function kvInputLayer(c: Config, layer: number): number {
 
 /** Reason why no model of this configuration exists, or undefined. */
 export function illegality(c: Config): string | undefined {
-  const counts = [
-    'vocab',
-    'hidden',
-    'ffn',
-    'lowerLayers',
-    'upperLayers',
-    'queryHeads',
-    'kvHeads',
-    'headDim',
-    'window',
-  ];
-  for (const key of counts) {
-    const value = c[key as keyof Config];
-    if (!Number.isSafeInteger(value) || (value as number) < 1) return `${key} is not a positive integer`;
+  const counts = ['vocab', 'hidden', 'ffn', 'queryHeads', 'kvHeads', 'headDim', 'window'] as const;
+  for (const key of counts)
+    if (!Number.isSafeInteger(c[key]) || c[key] < 1) return `${key} is not a positive integer`;
+  // A global bank needs a stack below it and one above; other designs only draw a line between their layers.
+  const least = hasGlobalBank(c) ? 1 : 0;
+  for (const key of ['lowerLayers', 'upperLayers'] as const) {
+    if (!Number.isSafeInteger(c[key]) || c[key] < least)
+      return `${key} is not an integer of at least ${least}`;
   }
+  if (layerCount(c) === 0) return 'there is no layer';
   for (const key of ['ropeTheta', 'ropeScale', 'rmsNormEps'] as const) {
     if (!(c[key] > 0 && c[key] < Infinity)) return `${key} is not positive`;
   }

@@ -294,7 +294,7 @@ export function attend(queries: Queries, reads: Read[], precision: Precision): A
 export function attendBackward(
   queries: Queries,
   reads: Read[],
-  { lse }: Attended,
+  { out, lse }: Attended,
   dout: Float64Array,
   precision: Precision,
 ): Float64Array {
@@ -315,9 +315,8 @@ export function attendBackward(
       ),
     );
     const dweights = banks.map(({ v }, r) => productsWith(g, base, v, visible[r], kvHead, queries));
-    // The softmax's backward pass subtracts the weighted mean of dweights.
-    let mean = 0;
-    for (let r = 0; r < reads.length; r++) mean += dot(weights[r], 0, dweights[r], 0, weights[r].length);
+    // The softmax's backward pass subtracts the weighted mean of dweights, which is the product of dout and out.
+    const mean = dot(g, base, out, base, headDim);
     for (let r = 0; r < reads.length; r++) {
       const { dk, dv } = reads[r].bank;
       for (let i = 0; i < visible[r].length; i++) {
