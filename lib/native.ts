@@ -184,10 +184,11 @@ export interface NativeTrainer {
   readonly disposed: boolean;
   readonly bytes: number;
   readonly update: number;
+  /** Leaves the gradients to be read with `readState`. */
   gradients(
     batch: NativeBatch,
     cancellation?: NativeCancellation,
-  ): Promise<{ loss: number; gradNorm: number; validTargets: number; gradients: [string, Float32Array][] }>;
+  ): Promise<{ loss: number; gradNorm: number; validTargets: number }>;
   step(
     batch: NativeBatch,
     cancellation?: NativeCancellation,

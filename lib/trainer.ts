@@ -210,10 +210,18 @@ export class Trainer implements Disposable {
   ): Promise<GradientResult> {
     checkCallOptions(options, ['signal']);
     const input = this.#batch(batch);
-    const { loss, validTargets, gradNorm, gradients } = await this.model.lane.run(() =>
-      callEngine((cancellation) => this.#native.gradients(input, cancellation), options.signal),
-    );
-    return { loss, validTargets, gradNorm, gradients: new Map(gradients) };
+    return this.model.lane.exclusive(async () => {
+      const result = await callEngine(
+        (cancellation) => this.#native.gradients(input, cancellation),
+        options.signal,
+      );
+      const gradients = new Map<string, Float32Array>();
+      // One call each: allocating all of them at once would keep the event loop waiting.
+      for (const { name } of this.model.plan.parameters) {
+        gradients.set(name, await callEngine(() => this.#native.readState('gradient', name)));
+      }
+      return { ...result, gradients };
+    });
   }
 
   /**

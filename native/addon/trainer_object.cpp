@@ -73,42 +73,25 @@ Napi::Value TrainerObject::create(const Napi::CallbackInfo& info,
 TrainerObject::TrainerObject(const Napi::CallbackInfo& info)
     : ObjectWrap(info), resource_(unwrap<TrainerResource>(info, "model.trainer")) {}
 
-// Resolves to { loss, gradNorm, validTargets, gradients: [name, Float32Array][] }.
+// Resolves to { loss, gradNorm, validTargets }; the gradients are then read with readState.
 Napi::Value TrainerObject::gradients(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&]() -> Napi::Value {
     resource_->require_live();
-    const Napi::Env env = info.Env();
     HostBatch batch(info[0]);
     batch.require_targets();
-    const std::vector<Parameter>& parameters = resource_->model->plan.parameters;
-    std::vector<float*> targets;
-    Napi::Array pairs = Napi::Array::New(env, parameters.size());
-    for (uint32_t i = 0; i < parameters.size(); ++i) {
-      const FloatSpan out = make_floats(env, parameters[i].elements, "gradient of " + parameters[i].name);
-      targets.push_back(out.data);
-      Napi::Array pair = Napi::Array::New(env, 2);
-      pair.Set(0u, parameters[i].name);
-      pair.Set(1u, out.object);
-      pairs.Set(i, pair);
-    }
     return resource_->call(
-        env, receiver(info), to_flag(info[1]),
-        [slot = resource_->slot, batch = std::move(batch), targets = std::move(targets)](Cancel cancel) {
-          Trainer& trainer = slot->get();
-          const Plan& plan = trainer.model()->plan();
-          const GradientResult result = trainer.gradients(batch.view(), cancel);
-          for (size_t i = 0; i < targets.size(); ++i)
-            trainer.read_state(Trainer::State::Gradient, plan.parameters[i].name, targets[i],
-                               plan.parameters[i].elements);
+        info.Env(), receiver(info), to_flag(info[1]),
+        [slot = resource_->slot, model = resource_->model->slot, batch = std::move(batch)](Cancel cancel) {
+          const GradientResult result = slot->get().gradients(batch.view(), cancel);
           slot->refresh();
+          model->refresh();
           return result;
         },
-        [pairs = Napi::Persistent(pairs.As<Napi::Object>())](Napi::Env e, const GradientResult& gradient) {
+        [](Napi::Env e, const GradientResult& gradient) {
           Napi::Object result = Napi::Object::New(e);
           result.Set("loss", gradient.loss);
           result.Set("gradNorm", gradient.grad_norm);
           result.Set("validTargets", static_cast<double>(gradient.valid_targets));
-          result.Set("gradients", pairs.Value());
           return result;
         });
   });
