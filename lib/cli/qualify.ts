@@ -52,12 +52,18 @@ function quantityTable(cases: readonly CaseResult[]): string {
   );
 }
 
-/** Every quantity of the given cases. */
-function detailTable(cases: readonly CaseResult[]): string {
+/** Columns of a terminal that the place of a deviation may take; --json has it whole. */
+const PLACE = 90;
+const shorten = (text: string) => (text.length > PLACE ? `${text.slice(0, PLACE - 1)}…` : text);
+
+/** Quantities with the place of their worst deviation: all of them, or those out of tolerance. */
+function detailTable(cases: readonly CaseResult[], all: boolean): string {
   return formatTable(
     ['case', 'quantity', 'worst', 'at'],
     cases.flatMap(({ name, quantities }) =>
-      quantities.map(({ quantity, worst, at }) => [name, quantity, share(worst), at]),
+      quantities
+        .filter(({ passed }) => all || !passed)
+        .map(({ quantity, worst, at }) => [name, quantity, share(worst), shorten(at)]),
     ),
     [2],
   );
@@ -87,8 +93,9 @@ export function qualifyCommand(): Command {
     if (failed.length > 0) process.exitCode = 1;
     context.print(`${caseTable(cases)}\n`);
     context.print(`${quantityTable(cases)}\n`);
-    if (options.details) context.print(`${detailTable(cases)}\n`);
-    else if (failed.length > 0) context.print(`${detailTable(failed)}\n`);
+    if (options.details || failed.length > 0) {
+      context.print(`${detailTable(cases, options.details === true)}\n`);
+    }
     context.print(`${cases.length - failed.length} of ${cases.length} cases within tolerance`);
     return {
       passed: failed.length === 0,

@@ -1,0 +1,81 @@
+import assert from 'node:assert/strict';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+import { duokvFails, duokvJson } from './command.js';
+
+interface Result {
+  engine: string;
+  measure: string;
+  design: string;
+  route: string | null;
+  medianMs: number;
+  minMs: number;
+  rawMs: number[];
+}
+interface Report {
+  machine: { cpu: string; duokv: string; node: string };
+  device: { threads: number };
+  precision: string;
+  results: Result[];
+}
+
+const SMALL = ['--length', '24', '--train-length', '16', '--steps', '2', '--rounds', '2'];
+
+describe('duokv bench', () => {
+  let directory: string;
+  beforeEach(async () => {
+    directory = await mkdtemp(join(tmpdir(), 'duokv-bench-'));
+  });
+  afterEach(() => rm(directory, { recursive: true }));
+
+  it('times every measure of every design and keeps the raw times', async () => {
+    const report = await duokvJson<Report>(['bench', '--designs', 'local-history-tiny,gqa2-tiny', ...SMALL]);
+    assert.equal(report.precision, 'fp32');
+    assert.ok(report.machine.cpu !== '' && report.machine.node === process.versions.node);
+    assert.deepEqual(
+      report.results.map(({ engine, measure, design, route }) => [engine, measure, design, route]),
+      ['local-history-tiny', 'gqa2-tiny'].flatMap((design) => [
+        ['duokv', 'prefill', design, 'exact'],
+        ['duokv', 'prefill', design, 'full'],
+        ['duokv', 'decode', design, null],
+        ['duokv', 'train', design, null],
+      ]),
+    );
+    for (const { rawMs, medianMs, minMs } of report.results) {
+      assert.equal(rawMs.length, 2);
+      assert.ok(rawMs.every((ms) => ms > 0));
+      assert.equal(minMs, Math.min(...rawMs));
+      assert.equal(medianMs, ((rawMs[0] as number) + (rawMs[1] as number)) / 2);
+    }
+  });
+
+  it('calls a peer with the same work in the same rounds', async () => {
+    const peer = join(directory, 'peer.mjs');
+    await writeFile(
+      peer,
+      `import { appendFileSync } from 'node:fs';
+       appendFileSync(${JSON.stringify(join(directory, 'calls'))}, JSON.stringify(process.argv.slice(2)) + '\\n');
+       console.log('warming up');
+       console.log(JSON.stringify({ ms_median: 12.5, params: Number(process.env.PEER_PARAMETERS) }));`,
+    );
+    const args = ['bench', '--designs', 'gqa2-tiny', '--measure', 'prefill', '--routes', 'exact', ...SMALL];
+    const peers = ['--peers', '--python', process.execPath, '--peer-script', peer, '--threads', '1'];
+    const { parameters } = await duokvJson<{ parameters: number }>(['inspect', 'gqa2-tiny']);
+    process.env['PEER_PARAMETERS'] = String(parameters);
+    const { results } = await duokvJson<Report>([...args, ...peers]);
+    assert.deepEqual(
+      results.map(({ engine, rawMs }) => [engine, rawMs.length]),
+      [
+        ['duokv', 2],
+        ['peer', 2],
+      ],
+    );
+    assert.equal(results[1]?.medianMs, 12.5);
+    process.env['PEER_PARAMETERS'] = '7';
+    await duokvFails([...args, ...peers], 1, /ERR_ARGUMENT: .*gqa2 has 7 parameters, gqa2-tiny has \d+/);
+    delete process.env['PEER_PARAMETERS'];
+    await duokvFails([...args, '--peers'], 2, /--peers needs --peer-script/);
+  });
+});
