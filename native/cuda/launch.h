@@ -1,0 +1,28 @@
+// Small helpers of launchers.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "cuda/primitives.cuh"
+
+namespace duokv::cuda {
+
+constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// Whether rows of `width` floats can be read 16 bytes at a time from all of these (null: not used).
+inline bool vectorizable(int64_t width, std::initializer_list<const void*> pointers) {
+  if (width % 4 != 0) return false;
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace duokv::cuda
+
+// Leaves the launcher with the error of a call that failed.
+#define DUOKV_CUDA_TRY(call)                                                  \
+  do {                                                                        \
+    if (const cudaError_t error = (call); error != cudaSuccess) return error; \
+  } while (0)

@@ -1,0 +1,208 @@
+// Harness of the CUDA tests, which run on the emulator or, compiled by nvcc, on a GPU. A test program
+// declares cases with DUOKV_CASE and ends in DUOKV_MAIN. On the emulator each case runs under several seeds
+// (DUOKV_SIMT_SEEDS of them, 3 by default, from DUOKV_SIMT_FIRST_SEED, 1 by default). Arguments select the
+// cases whose name contains one of them. With --expect-failure the program succeeds if some case fails: that
+// is how mutants are run.
+#pragma once
+
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda/primitives.cuh"
+
+namespace duokv::cuda::test {
+
+struct Case {
+  const char* name;
+  void (*body)();
+};
+
+inline std::vector<Case> cases;
+inline int failures = 0;
+inline bool quiet = false;  // a mutant is run, and its first failure ends the program
+inline uint64_t current_seed = 0;
+inline int accepted_races = 0;  // reports of ThreadSanitizer that a case wanted
+
+struct Registration {
+  Registration(const char* name, void (*body)()) { cases.push_back({name, body}); }
+};
+
+#define DUOKV_CASE(name)                                                         \
+  static void name();                                                            \
+  static const ::duokv::cuda::test::Registration registered_##name(#name, name); \
+  static void name()
+
+__attribute__((format(printf, 2, 3))) inline bool expect(bool condition, const char* format, ...) {
+  if (condition) return true;
+  ++failures;
+  if (quiet) return false;
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::printf("    FAILED (seed %llu) ", static_cast<unsigned long long>(current_seed));
+  std::vprintf(format, arguments);
+  std::printf("\n");
+  va_end(arguments);
+  return false;
+}
+
+// Ends the case on an error of the runtime.
+inline void check(cudaError_t error, const char* what = "") {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
+                           cudaGetErrorString(error));
+}
+
+class Stream {
+ public:
+  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+  void synchronize() const { check(cudaStreamSynchronize(stream_), "synchronize"); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+inline Stream& stream() {
+  static Stream shared;
+  return shared;
+}
+
+// Device memory of exactly `count` elements.
+template <class T>
+class Array {
+ public:
+  explicit Array(size_t count) : count_(count) {
+    check(cudaMalloc(&memory_, count * sizeof(T)), "cudaMalloc");
+  }
+  explicit Array(const std::vector<T>& host) : Array(host.size()) { put(host); }
+  ~Array() { cudaFree(memory_); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  T* data() const { return memory_; }
+  void put(const std::vector<T>& host) {
+    check(cudaMemcpyAsync(memory_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice, stream()),
+          "upload");
+  }
+  std::vector<T> get() const {
+    std::vector<T> host(count_);
+    check(cudaMemcpyAsync(host.data(), memory_, count_ * sizeof(T), cudaMemcpyDeviceToHost, stream()),
+          "download");
+    stream().synchronize();
+    return host;
+  }
+
+ private:
+  T* memory_ = nullptr;
+  size_t count_;
+};
+
+// Values do not depend on the scheduling seed, so that results can be compared between seeds.
+inline std::vector<float> normals(size_t count, uint64_t stream, float scale = 1) {
+  std::mt19937_64 engine(stream);
+  std::normal_distribution<float> distribution(0, scale);
+  std::vector<float> values(count);
+  for (float& value : values) value = distribution(engine);
+  return values;
+}
+
+// ||got - reference|| / ||reference|| <= limit; NaN fails.
+inline bool expect_relative(const std::string& what, const std::vector<float>& got,
+                            const std::vector<double>& reference, double limit) {
+  if (!expect(got.size() == reference.size(), "%s: %zu values, expected %zu", what.c_str(), got.size(),
+              reference.size()))
+    return false;
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    error += (got[i] - reference[i]) * (got[i] - reference[i]);
+    norm += reference[i] * reference[i];
+  }
+  const double relative = norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+  return expect(relative <= limit, "%s: relative error %.3g, the limit is %.3g", what.c_str(), relative,
+                limit);
+}
+
+template <class T>
+bool expect_equal(const std::string& what, const std::vector<T>& got, const std::vector<T>& reference) {
+  if (!expect(got.size() == reference.size(), "%s: %zu values, expected %zu", what.c_str(), got.size(),
+              reference.size()))
+    return false;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::memcmp(&got[i], &reference[i], sizeof(T)) == 0) continue;
+    return expect(false, "%s: element %zu differs: %.9g and %.9g", what.c_str(), i,
+                  static_cast<double>(got[i]), static_cast<double>(reference[i]));
+  }
+  return true;
+}
+
+#ifdef __CUDACC__
+inline void start_seed(uint64_t seed) { current_seed = seed; }
+inline int races() { return 0; }
+#else
+inline void start_seed(uint64_t seed) {
+  current_seed = seed;
+  simt::reset_device();
+  simt::set_seed(seed);
+}
+inline int races() { return simt::tsan::reports(); }
+#endif
+
+inline int run(int argc, char** argv) {
+  std::vector<const char*> filters;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--expect-failure") == 0) {
+      quiet = true;
+    } else {
+      filters.push_back(argv[i]);
+    }
+  }
+  const auto number = [](const char* name, uint64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text ? std::strtoull(text, nullptr, 10) : otherwise;
+  };
+  const uint64_t first = number("DUOKV_SIMT_FIRST_SEED", 1),
+                 seeds = kEmulated ? number("DUOKV_SIMT_SEEDS", 3) : 1;
+  int passed = 0, failed = 0;
+  for (const Case& test : cases) {
+    bool selected = filters.empty();
+    for (const char* filter : filters) selected = selected || std::strstr(test.name, filter);
+    if (!selected) continue;
+    const int before = failures;
+    for (uint64_t seed = first; seed < first + seeds; ++seed) {
+      start_seed(seed);
+      const int races_before = races() - accepted_races;
+      try {
+        test.body();
+      } catch (const std::exception& error) {
+        expect(false, "%s", error.what());
+      }
+      const int found = races() - accepted_races - races_before;
+      expect(found == 0, "%d data races", found);
+      if (quiet && failures > before) {
+        std::printf("found by %s under seed %llu\n", test.name, static_cast<unsigned long long>(seed));
+        return 0;
+      }
+    }
+    std::printf("%s %s\n", failures == before ? "ok    " : "FAILED", test.name);
+    std::fflush(stdout);
+    failures == before ? ++passed : ++failed;
+  }
+  std::printf("%d passed, %d failed, %llu seeds\n", passed, failed, static_cast<unsigned long long>(seeds));
+  return quiet || failed > 0 || passed == 0;
+}
+
+}  // namespace duokv::cuda::test
+
+#define DUOKV_MAIN \
+  int main(int argc, char** argv) { return ::duokv::cuda::test::run(argc, argv); }

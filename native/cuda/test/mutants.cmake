@@ -1,0 +1,84 @@
+# Faults that the kernel tests must find: a missing barrier, a shifted index, a swapped lane, a dropped bound, a lost
+# term. In brackets stand the text to replace, which occurs once in the operation's source, and its replacement.
+
+duokv_mutant(rms_norm forward_bound checked [[if (row >= m) return;
+  x += row]] [[x += row]])
+duokv_mutant(rms_norm forward_shifted_lane checked
+             [[float squares = 0;
+  for (int c = lane * S::kWidth;]]
+             [[float squares = 0;
+  for (int c = (lane + 1) * S::kWidth;]])
+duokv_mutant(rms_norm forward_column_bound checked
+             [[    a.store(y + c);]]
+             [[    a.store(y + c + S::kWidth);]])
+duokv_mutant(rms_norm forward_width checked
+             [[/ static_cast<float>(d) + eps]]
+             [[/ static_cast<float>(d + 1) + eps]])
+duokv_mutant(rms_norm rstd_of_every_lane race [[if (rstd && lane == 0)]] [[if (rstd)]])
+duokv_mutant(rms_norm backward_row_bound checked
+             [[first + kRowsPerBlock < m ? first + kRowsPerBlock : m]]
+             [[first + kRowsPerBlock]])
+duokv_mutant(rms_norm backward_shared_accumulator_not_cleared checked
+             [[S{}.store(own_dw + c)]]
+             [[static_cast<void>(own_dw)]])
+duokv_mutant(rms_norm backward_warps_share_a_row race
+             [[shared_dw + static_cast<size_t>(warp) * d]]
+             [[shared_dw]])
+foreach(variant checked race)
+  duokv_mutant(rms_norm backward_barrier ${variant} [[  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x)]] [[  for (int c = static_cast<int>(threadIdx.x)]])
+  duokv_mutant(rms_norm sum_barrier ${variant} [[  __syncthreads();
+  if (group != 0]] [[  if (group != 0]])
+endforeach()
+duokv_mutant(rms_norm backward_projection checked [[* scale * scale * scale]] [[* scale * scale]])
+duokv_mutant(rms_norm backward_not_accumulated checked [[if (accumulate) out =]] [[if (!accumulate) out =]])
+duokv_mutant(rms_norm backward_no_opt_in checked [[cudaFuncAttributeMaxDynamicSharedMemorySize]]
+             [[cudaFuncAttributePreferredSharedMemoryCarveout]])
+duokv_mutant(rms_norm sum_divergent_barrier checked [[  group_sum[group][column] = sum;
+]] [[  if (c >= d) return;
+  group_sum[group][column] = sum;
+]])
+duokv_mutant(rms_norm sum_lost_group checked [[int i = 1; i < kSumGroups;]] [[int i = 2; i < kSumGroups;]])
+duokv_mutant(rms_norm sum_block_bound checked [[b < first + run && b < blocks]] [[b < first + run]])
+duokv_mutant(rms_norm unaligned_vectors checked
+             [[vectorizable(args.d, {args.x, args.w, args.y})]]
+             [[args.d % 2 == 0]])
+
+duokv_mutant(swiglu forward_bound checked [=[if (i < n) h[i]]=] [=[h[i]]=])
+duokv_mutant(swiglu forward_vector_bound checked
+             [[if (i >= n) return;
+  const float4 g = load4(gate + i), u = up ? load4(up + i) : make_float4(1, 1, 1, 1);]]
+             [[const float4 g = load4(gate + i), u = up ? load4(up + i) : make_float4(1, 1, 1, 1);]])
+duokv_mutant(swiglu forward_swapped_elements checked
+             [[forward(g.x, u.x), forward(g.y, u.y)]]
+             [[forward(g.y, u.y), forward(g.x, u.x)]])
+duokv_mutant(swiglu backward_bound checked [[  if (i >= n) return;
+  const Gradients d]] [[  const Gradients d]])
+duokv_mutant(swiglu backward_missing_term checked [[s * (1.0f + gate * (1.0f - s))]] [[s * (1.0f + gate)]])
+duokv_mutant(swiglu backward_alignment_unchecked checked
+             [[vectorizable(args.n, {args.gate, args.up, args.dh, args.dgate, args.dup})]]
+             [[args.n % 4 == 0]])
+duokv_mutant(swiglu backward_missing_null_check checked [[  if (dup) dup[i] = d.up;]] [[  dup[i] = d.up;]])
+
+duokv_mutant(embedding forward_bound checked [[if (row >= m) return;
+  const float* source]] [[const float* source]])
+duokv_mutant(embedding forward_shifted_row checked
+             [[table + int64_t{tokens[row]} * d]]
+             [[table + int64_t{tokens[row] + 1} * d]])
+duokv_mutant(embedding counts_without_atomics race
+             [[atomicAdd(groups.count + tokens[row], 1)]]
+             [=[groups.count[tokens[row]] += 1]=])
+duokv_mutant(embedding counters_not_cleared checked
+             [[cudaMemsetAsync(groups.count, 0, (2 * static_cast<size_t>(vocab) + 1) * sizeof(int), stream)]]
+             [[cudaMemsetAsync(groups.count, 0, 2 * static_cast<size_t>(vocab) * sizeof(int), stream)]])
+duokv_mutant(embedding places_without_atomics race
+             [[atomicAdd(groups.filled + token, 1)]]
+             [[groups.filled[token]++]])
+duokv_mutant(embedding rank_in_arrival_order checked
+             [[groups.members[start + i] < row;]]
+             [[groups.members[start + i] != row && i < row % count;]])
+duokv_mutant(embedding every_row_sums checked [[if (groups.sorted[start] != row) return;]] "")
+duokv_mutant(embedding strip_bound checked [[lane * 4;
+    if (c >= d) return;]] [[lane * 4;]])
+duokv_mutant(embedding strips_overlap checked [[* kStripColumns + j + lane]] [[* kWarpSize + j + lane]])
+duokv_mutant(embedding short_workspace checked [[(3 * vocab + 1 + 2 * m)]] [[(3 * vocab + 2 * m)]])

@@ -1,0 +1,87 @@
+// SwiGLU against FP64.
+#include "cuda/operations.h"
+#include "cuda/test/harness.h"
+
+namespace duokv::cuda::test {
+namespace {
+
+const size_t kSizes[] = {1, 3, 4, 97, 256, 1023, 1024, 1028, 5000};
+
+struct Reference {
+  std::vector<double> h, dgate, dup;
+};
+
+Reference reference(const std::vector<float>& gate, const std::vector<float>& up,
+                    const std::vector<float>& dh) {
+  const size_t n = gate.size();
+  Reference r{std::vector<double>(n), std::vector<double>(n), std::vector<double>(n)};
+  for (size_t i = 0; i < n; ++i) {
+    const double z = gate[i], u = up.empty() ? 1.0 : double{up[i]}, s = 1 / (1 + std::exp(-z));
+    r.h[i] = z * s * u;
+    r.dgate[i] = dh[i] * u * s * (1 + z * (1 - s));
+    r.dup[i] = dh[i] * z * s;
+  }
+  return r;
+}
+
+// `offset` elements into each array, so that odd offsets are not aligned for vector loads.
+void compare(size_t n, size_t offset, bool gated, bool aliased) {
+  const std::string name = std::to_string(n) + (gated ? " gated" : " plain") + (aliased ? " in place" : "") +
+                           " at " + std::to_string(offset);
+  const std::vector<float> gate = normals(n + offset, 1, 3), dh = normals(n + offset, 3);
+  const std::vector<float> up = gated ? normals(n + offset, 2) : std::vector<float>();
+  const Reference expected = reference(gate, up, dh);
+  const auto tail = [&](const Array<float>& array) {
+    const std::vector<float> all = array.get();
+    return std::vector<float>(all.begin() + static_cast<ptrdiff_t>(offset), all.end());
+  };
+  const auto reference_tail = [&](const std::vector<double>& all) {
+    return std::vector<double>(all.begin() + static_cast<ptrdiff_t>(offset), all.end());
+  };
+  const std::vector<float> zeros(n + offset, 0.0f);
+  Array<float> dev_gate(gate), dev_up(gated ? up : zeros), dev_dh(dh), dev_h(zeros), dev_dgate(zeros),
+      dev_dup(zeros);
+  const float* up_pointer = gated ? dev_up.data() + offset : nullptr;
+  const auto count = static_cast<int64_t>(n);
+
+  float* dgate = (aliased ? dev_dh : dev_dgate).data() + offset;
+  check(swiglu_backward({dev_gate.data() + offset, up_pointer, dev_dh.data() + offset, count, dgate,
+                         gated ? dev_dup.data() + offset : nullptr},
+                        stream()));
+  expect_relative("dgate " + name, tail(aliased ? dev_dh : dev_dgate), reference_tail(expected.dgate), 1e-6);
+  if (gated) expect_relative("dup " + name, tail(dev_dup), reference_tail(expected.dup), 1e-6);
+
+  float* h = (aliased ? dev_gate : dev_h).data() + offset;
+  check(swiglu_forward({dev_gate.data() + offset, up_pointer, count, h}, stream()));
+  expect_relative("h " + name, tail(aliased ? dev_gate : dev_h), reference_tail(expected.h), 1e-6);
+}
+
+DUOKV_CASE(matches_fp64) {
+  for (const size_t n : kSizes) {
+    for (const bool gated : {false, true}) compare(n, 0, gated, false);
+  }
+}
+
+DUOKV_CASE(works_in_place) {
+  for (const size_t n : {4, 97, 1028}) compare(n, 0, true, true);
+}
+
+DUOKV_CASE(accepts_unaligned_arrays) {
+  for (const size_t offset : {1, 2, 4}) compare(1024, offset, true, false);
+}
+
+DUOKV_CASE(saturates_without_overflow) {
+  const std::vector<float> gate = {-200, -88, 0, 88, 200, -1e30f, 1e30f, 1}, ones(gate.size(), 1.0f);
+  Array<float> dev_gate(gate), dev_ones(ones), dev_h(gate.size()), dev_dgate(gate.size());
+  const auto n = static_cast<int64_t>(gate.size());
+  check(swiglu_forward({dev_gate.data(), dev_ones.data(), n, dev_h.data()}, stream()));
+  check(swiglu_backward({dev_gate.data(), nullptr, dev_ones.data(), n, dev_dgate.data(), nullptr}, stream()));
+  expect_relative("h", dev_h.get(), reference(gate, ones, ones).h, 1e-6);
+  for (const float g : dev_dgate.get())
+    expect(std::isfinite(g) && std::abs(g) <= 1.1f, "gradient %g of a saturated gate", g);
+}
+
+}  // namespace
+}  // namespace duokv::cuda::test
+
+DUOKV_MAIN
