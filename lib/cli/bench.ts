@@ -16,7 +16,7 @@ import {
   withDevice,
   withPrecision,
 } from './options.js';
-import { formatTable, median, openProgress } from './output.js';
+import { formatTable, median, withProgress } from './output.js';
 import { defineAction, UsageError } from './run.js';
 import { describeMachine } from './version.js';
 
@@ -211,8 +211,7 @@ export function benchCommand(): Command {
       }
     }
     const raw = cases.map((): number[] => []);
-    {
-      using progress = openProgress('timing', cases.length * (options.rounds + 1));
+    await withProgress('timing', cases.length * (options.rounds + 1), async (progress) => {
       for (let round = 0; round <= options.rounds; round++) {
         for (let turn = 0; turn < cases.length; turn++) {
           const index = (turn + round) % cases.length;
@@ -222,7 +221,7 @@ export function benchCommand(): Command {
           progress.update(round * cases.length + turn + 1);
         }
       }
-    }
+    });
     const results = cases.map(({ engine, measure, design, route }, index) => {
       const times = raw[index] as number[];
       return {

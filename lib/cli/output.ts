@@ -66,13 +66,17 @@ export function median(values: readonly number[]): number {
     : ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
 }
 
-/** A progress bar on stderr, or nothing where stderr is not a terminal. */
-export interface Progress extends Disposable {
+export interface Progress {
   update(done: number, detail?: string): void;
 }
 
-export function openProgress(title: string, total: number): Progress {
-  if (!process.stderr.isTTY) return { update() {}, [Symbol.dispose]() {} };
+/** Runs `work` under a progress bar on stderr, or without one where stderr is not a terminal. */
+export async function withProgress<T>(
+  title: string,
+  total: number,
+  work: (progress: Progress) => Promise<T>,
+): Promise<T> {
+  if (!process.stderr.isTTY) return work({ update() {} });
   const bar = new SingleBar(
     {
       format: `${title} {bar} {value}/{total}  {detail}  ETA {eta_formatted}`,
@@ -85,8 +89,9 @@ export function openProgress(title: string, total: number): Progress {
     Presets.shades_classic,
   );
   bar.start(total, 0, { detail: '' });
-  return {
-    update: (done, detail = '') => bar.update(done, { detail }),
-    [Symbol.dispose]: () => bar.stop(),
-  };
+  try {
+    return await work({ update: (done, detail = '') => bar.update(done, { detail }) });
+  } finally {
+    bar.stop();
+  }
 }

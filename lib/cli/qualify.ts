@@ -3,7 +3,7 @@ import { Command } from 'commander';
 import { type CaseResult, findGoldenCases, qualifyGoldenCase, readGoldenCase } from '../golden.js';
 import { Model } from '../model.js';
 import { type DeviceFlags, openChosenDevice, withDevice } from './options.js';
-import { formatSeconds, formatTable, openProgress } from './output.js';
+import { formatSeconds, formatTable, withProgress } from './output.js';
 import { defineAction } from './run.js';
 import { describeMachine } from './version.js';
 
@@ -80,15 +80,14 @@ export function qualifyCommand(): Command {
     const folders = await findGoldenCases(options.golden);
     await using device = await openChosenDevice(options);
     const cases: CaseResult[] = [];
-    {
-      using progress = openProgress('qualifying', folders.length);
+    await withProgress('qualifying', folders.length, async (progress) => {
       for (const [index, folder] of folders.entries()) {
         context.signal.throwIfAborted();
         const golden = await readGoldenCase(folder);
         progress.update(index, golden.name);
         cases.push(await qualifyGoldenCase(golden, (config) => Model.create(device, config)));
       }
-    }
+    });
     const failed = cases.filter(({ passed }) => !passed);
     if (failed.length > 0) process.exitCode = 1;
     context.print(`${caseTable(cases)}\n`);

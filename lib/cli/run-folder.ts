@@ -1,4 +1,4 @@
-import { appendFile, mkdir, readFile, stat } from 'node:fs/promises';
+import { appendFile, mkdir, readFile, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { readJson, writeJson } from '../checkpoint.js';
@@ -10,6 +10,12 @@ import type { Trainer } from '../trainer.js';
 const RUN_FILE = 'run.json';
 const METRICS_FILE = 'metrics.jsonl';
 const CHECKPOINT = 'checkpoint';
+
+/** A line of metrics.jsonl: the result of an update, or of an evaluation after it. */
+interface MetricsRecord {
+  readonly update: number;
+  readonly [key: string]: unknown;
+}
 
 const exists = (path: string): Promise<boolean> =>
   stat(path).then(
@@ -63,7 +69,7 @@ export class RunFolder<Settings extends object> {
     const folder = new RunFolder(path, settings);
     await trainer.save(folder.checkpoint);
     await saveTokenizer(folder.checkpoint, tokenizer);
-    await folder.truncateMetrics(0);
+    await rm(join(path, METRICS_FILE), { force: true });
     await writeJson(join(path, RUN_FILE), settings);
     return folder;
   }
@@ -73,17 +79,25 @@ export class RunFolder<Settings extends object> {
     return new RunFolder(path, (await readJson(join(path, RUN_FILE))) as Settings);
   }
 
-  async appendMetrics(record: { update: number; [key: string]: unknown }): Promise<void> {
+  async appendMetrics(record: MetricsRecord): Promise<void> {
     await appendFile(join(this.path, METRICS_FILE), `${JSON.stringify(record)}\n`);
   }
 
-  /** Drops metrics of updates after `update`: those that a crash left behind, and that a resumed run does again. */
-  async truncateMetrics(update: number): Promise<void> {
+  /**
+   * Drops metrics of updates after `update`: those that a crash left behind, and that a resumed run does again.
+   * Returns the others.
+   */
+  async truncateMetrics(update: number): Promise<MetricsRecord[]> {
     const path = join(this.path, METRICS_FILE);
     const text = await readFile(path, 'utf8').catch(() => '');
     // A line is whole only with its newline.
     const lines = text.split('\n').slice(0, -1);
-    const kept = lines.filter((line) => (JSON.parse(line) as { update: number }).update <= update);
-    await replaceFile(path, (file) => file.writeFile(kept.map((line) => `${line}\n`).join('')));
+    const kept = lines
+      .map((line) => JSON.parse(line) as MetricsRecord)
+      .filter((record) => record.update <= update);
+    await replaceFile(path, (file) =>
+      file.writeFile(kept.map((record) => `${JSON.stringify(record)}\n`).join('')),
+    );
+    return kept;
   }
 }

@@ -5,7 +5,7 @@ import { loadCheckpointTokenizer } from '../data/tokenizer.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
 import { type DeviceFlags, openChosenDevice, positiveInteger, withDevice, withPrecision } from './options.js';
-import { formatCount, formatTable, openProgress } from './output.js';
+import { formatCount, formatTable, withProgress } from './output.js';
 import { defineAction } from './run.js';
 import { findCheckpoint } from './run-folder.js';
 
@@ -81,14 +81,15 @@ export function scoreCommand(): Command {
     await using device = await openChosenDevice(options);
     using model = await Model.load(device, directory);
     const total = documents.reduce((sum, { tokens }) => sum + tokens.length - 1, 0);
-    using progress = openProgress('scoring', total);
-    const scored = await scoreDocuments(model, documents, {
-      context: options.context,
-      rows: options.batch,
-      precision: options.precision,
-      signal: context.signal,
-      onProgress: (targets) => progress.update(targets),
-    });
+    const scored = await withProgress('scoring', total, (progress) =>
+      scoreDocuments(model, documents, {
+        context: options.context,
+        rows: options.batch,
+        precision: options.precision,
+        signal: context.signal,
+        onProgress: (targets) => progress.update(targets),
+      }),
+    );
     const meanNll = scored.nll / scored.targets;
     const row = ({ id, nll, targets }: DocumentScore) => [
       id,

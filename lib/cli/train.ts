@@ -28,7 +28,7 @@ import {
   withDevice,
   withPrecision,
 } from './options.js';
-import { formatCount, formatSeconds, openProgress } from './output.js';
+import { formatCount, formatSeconds, type Progress, withProgress } from './output.js';
 import { type Context, defineAction, UsageError } from './run.js';
 import { RunFolder } from './run-folder.js';
 import { scoreDocuments } from './score.js';
@@ -148,59 +148,73 @@ async function runUpdates(
   { corpus, heldOut }: { corpus: WindowCorpus; heldOut: TokenDocument[] },
 ) {
   const { settings } = folder;
+  const { signal } = context;
   const schedule = new WindowSchedule(corpus, settings.batch, settings.seed);
   const began = performance.now();
-  let loss: number | null = null;
-  let evaluation: Evaluation | null = null;
+  const recorded = await folder.truncateMetrics(trainer.update);
+  const last: { loss: number | null; evaluation: Evaluation | null } = {
+    loss: null,
+    evaluation: (recorded.findLast(({ heldOut: result }) => result !== undefined)?.['heldOut'] ??
+      null) as Evaluation | null,
+  };
 
-  async function evaluate(): Promise<Evaluation> {
+  function isEvaluationDue(): boolean {
+    const { update } = trainer;
+    if (heldOut.length === 0 || update === 0 || last.evaluation?.update === update) return false;
+    return update === settings.updates || (settings.evalEvery !== null && update % settings.evalEvery === 0);
+  }
+  async function evaluate(): Promise<void> {
+    const { update } = trainer;
+    const { context: length, microbatch: rows, precision } = settings;
     const { nll, targets } = await scoreDocuments(trainer.model, heldOut, {
-      context: settings.context,
-      rows: settings.microbatch,
-      precision: settings.precision,
-      signal: context.signal,
+      context: length,
+      rows,
+      precision,
+      signal,
     });
     const mean = nll / targets;
-    const result = { update: trainer.update, nll: mean, targets, perplexity: Math.exp(mean) };
-    await folder.appendMetrics({ update: trainer.update, heldOut: result });
-    return result;
+    last.evaluation = { update, nll: mean, targets, perplexity: Math.exp(mean) };
+    await folder.appendMetrics({ update, heldOut: last.evaluation });
   }
-  let interrupted = false;
-  try {
-    using progress = openProgress('training', settings.updates);
+  async function train(progress: Progress): Promise<void> {
     progress.update(trainer.update);
-    while (trainer.update < settings.updates) {
-      const batch = schedule.at(trainer.update + 1);
-      const { update, ...step } = await trainer.step(batch, { signal: context.signal });
-      loss = step.loss;
+    for (;;) {
+      // Before the next update, so that a run that was interrupted here evaluates when it is resumed.
+      if (isEvaluationDue()) await evaluate();
+      if (trainer.update === settings.updates) return;
+      const { update, ...step } = await trainer.step(schedule.at(trainer.update + 1), { signal });
       const tokensPerSecond = step.tokens / step.seconds;
+      last.loss = step.loss;
       await folder.appendMetrics({ update, ...step, tokensPerSecond });
-      if (settings.evalEvery !== null && update % settings.evalEvery === 0) evaluation = await evaluate();
       if (update % settings.saveEvery === 0) await trainer.save(folder.checkpoint);
       const detail = [
         `loss ${step.loss.toFixed(3)}`,
-        ...(evaluation === null ? [] : [`held-out ${evaluation.nll.toFixed(3)}`]),
+        ...(last.evaluation === null ? [] : [`held-out ${last.evaluation.nll.toFixed(3)}`]),
         `lr ${step.learningRate.toExponential(2)}`,
         `${formatCount(Math.round(tokensPerSecond))} tokens/s`,
       ];
       progress.update(update, detail.join('  '));
     }
-    if (heldOut.length > 0 && evaluation?.update !== trainer.update) evaluation = await evaluate();
+  }
+
+  let interrupted = false;
+  try {
+    await withProgress('training', settings.updates, train);
   } catch (error) {
     if ((error as Error).name !== 'AbortError') throw error;
     interrupted = true;
   }
   await trainer.save(folder.checkpoint);
   const seconds = (performance.now() - began) / 1000;
-  context.print(
-    [
-      `${interrupted ? 'Stopped after' : 'Trained'} ${trainer.update} of ${settings.updates} updates; ${formatSeconds(seconds)} here`,
-      ...(loss === null ? [] : [`last loss ${loss.toFixed(4)}`]),
-      ...(evaluation === null
-        ? []
-        : [`held-out NLL ${evaluation.nll.toFixed(4)}, perplexity ${evaluation.perplexity.toFixed(2)}`]),
-    ].join('; '),
-  );
+  const { loss, evaluation } = last;
+  const summary = [
+    `${interrupted ? 'Stopped after' : 'Trained'} ${trainer.update} of ${settings.updates} updates; ${formatSeconds(seconds)} here`,
+  ];
+  if (loss !== null) summary.push(`last loss ${loss.toFixed(4)}`);
+  if (evaluation !== null) {
+    summary.push(`held-out NLL ${evaluation.nll.toFixed(4)}, perplexity ${evaluation.perplexity.toFixed(2)}`);
+  }
+  context.print(summary.join('; '));
   context.print(`Checkpoint: ${folder.checkpoint}`);
   if (interrupted) context.print(`Continue with: duokv train --resume ${folder.path}`);
   return {
@@ -305,7 +319,6 @@ async function resumeRun(
   }
   await using device = await openChosenDevice(options);
   using trainer = await Trainer.resume(device, folder.checkpoint);
-  await folder.truncateMetrics(trainer.update);
   context.print(`Resuming after ${trainer.update} of ${settings.updates} updates`);
   return await runUpdates(context, folder, trainer, { corpus, heldOut });
 }
