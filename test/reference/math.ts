@@ -45,7 +45,14 @@ function addScaled(
   q: number,
   count: number,
 ): void {
-  for (let i = 0; i < count; i++) target[p + i] += scale * b[q + i];
+  let i = 0;
+  for (; i + 3 < count; i += 4) {
+    target[p + i] += scale * b[q + i];
+    target[p + i + 1] += scale * b[q + i + 1];
+    target[p + i + 2] += scale * b[q + i + 2];
+    target[p + i + 3] += scale * b[q + i + 3];
+  }
+  for (; i < count; i++) target[p + i] += scale * b[q + i];
 }
 
 /** y [m, n] = x [m, k] W^T, W [n, k]. */

@@ -164,7 +164,9 @@ function checkThreeUpdates(golden: GoldenCase): void {
 
 describe('FP64 reference: golden values', () => {
   for (const directory of goldenCases) {
-    it(basename(directory), async () => {
+    it(basename(directory), async function () {
+      // One case has 1,100 positions in nine layers, which plain loops take their time for.
+      this.timeout(600_000);
       const golden = await readGoldenCase(directory);
       const { config } = modelOf(golden);
       assert.equal(illegality(config), undefined);
