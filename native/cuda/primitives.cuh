@@ -246,6 +246,29 @@ DUOKV_DEVICE void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const 
 #endif
 }
 
+// d [16, 8] += a [16, 8] * b [8, 8] in TF32x3: operands split into two TF32 values each, small terms first.
+// Tensor cores truncate while they accumulate, so the product starts from zero and is added by ordinary FP32
+// additions.
+DUOKV_DEVICE void mma_tf32x3_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2] DUOKV_CALLER) {
+  uint32_t big_a[4], small_a[4], big_b[2], small_b[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    big_a[i] = to_tf32(a[i]);
+    small_a[i] = to_tf32(a[i] - __uint_as_float(big_a[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    big_b[i] = to_tf32(b[i]);
+    small_b[i] = to_tf32(b[i] - __uint_as_float(big_b[i]));
+  }
+  float product[4] = {};
+  mma_tf32_m16n8k8(product, small_a, big_b, product DUOKV_FORWARD);
+  mma_tf32_m16n8k8(product, big_a, small_b, product DUOKV_FORWARD);
+  mma_tf32_m16n8k8(product, big_a, big_b, product DUOKV_FORWARD);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) d[i] += product[i];
+}
+
 // d [16, 8] = a [16, 16] * b [16, 8] + c. The whole warp calls it.
 DUOKV_DEVICE void mma_bf16_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                     const float (&c)[4] DUOKV_CALLER) {

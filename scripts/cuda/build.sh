@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compiles every kernel with nvcc for sm_80 and sm_90a, warnings and register spills as errors, and links them.
+# Compiles every kernel with nvcc for sm_80 and sm_90a, warnings and register spills as errors, links them, and links the
+# test programs that scripts/cuda/test.sh runs on a GPU.
 #
 #   scripts/cuda/build.sh [output folder]          default: build/cuda
 #
@@ -67,4 +68,8 @@ for source in native/cuda/*.cu native/cuda/test/*.cu; do
   }
 done
 "$nvcc" -shared -cudart static "${link_flags[@]}" "${objects[@]}" -o "$out/libduokv_kernels.so"
-echo "linked $out/libduokv_kernels.so from ${#objects[@]} kernel files"
+for test in native/cuda/test/*_test.cu; do
+  name=$(basename "$test" .cu)
+  "$nvcc" -cudart static "${link_flags[@]}" "$out/$name.o" "${objects[@]}" -o "$out/$name"
+done
+echo "linked $out/libduokv_kernels.so from ${#objects[@]} kernel files, and the test programs"

@@ -149,6 +149,10 @@ bool expect_equal(const std::string& what, const std::vector<T>& got, const std:
 #ifdef __CUDACC__
 inline void start_seed(uint64_t seed) { current_seed = seed; }
 inline int races() { return 0; }
+template <class F>
+void for_each_architecture(F body) {
+  body();
+}
 #else
 inline void start_seed(uint64_t seed) {
   current_seed = seed;
@@ -156,6 +160,14 @@ inline void start_seed(uint64_t seed) {
   simt::set_seed(seed);
 }
 inline int races() { return simt::tsan::reports(); }
+// Runs `body` on every kind of tensor core there is to run on.
+template <class F>
+void for_each_architecture(F body) {
+  for (const simt::Architecture architecture : {simt::Architecture::kSm80, simt::Architecture::kSm90}) {
+    simt::set_architecture(architecture);
+    body();
+  }
+}
 #endif
 
 inline int run(int argc, char** argv) {
