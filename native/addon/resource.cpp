@@ -10,9 +10,11 @@ namespace {
 // V8 misbehaves when told of very large steps at once.
 constexpr int64_t kAccountingStep = int64_t{512} << 20;
 
+// Appends, dropping what has ended meanwhile once the list is long enough to matter.
 template <class T>
-void drop_expired(std::vector<std::weak_ptr<T>>& list) {
-  std::erase_if(list, [](const std::weak_ptr<T>& entry) { return entry.expired(); });
+void append(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& item) {
+  if (list.size() >= 16) std::erase_if(list, [](const std::weak_ptr<T>& entry) { return entry.expired(); });
+  list.push_back(item);
 }
 
 }  // namespace
@@ -84,10 +86,8 @@ void Resource::account() {
   }
 }
 
-void Resource::remember(const std::shared_ptr<CancelFlag>& flag) {
-  if (calls_.size() >= 16) drop_expired(calls_);
-  if (children_.size() >= 16) drop_expired(children_);
-  calls_.push_back(flag);
-}
+void Resource::adopt(const std::shared_ptr<Resource>& child) { append(children_, child); }
+
+void Resource::remember(const std::shared_ptr<CancelFlag>& flag) { append(calls_, flag); }
 
 }  // namespace duokv::addon

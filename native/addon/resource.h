@@ -49,7 +49,7 @@ class Resource : public std::enable_shared_from_this<Resource> {
   // made from it. `by`: "it", or the parent whose disposal this follows from. Idempotent.
   void dispose(const std::string& by);
   // Disposed with this resource.
-  void adopt(const std::shared_ptr<Resource>& child) { children_.push_back(child); }
+  void adopt(const std::shared_ptr<Resource>& child);
   // Tells V8 how much memory hangs on this small object.
   void account();
 
