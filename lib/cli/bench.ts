@@ -236,10 +236,10 @@ export function benchCommand(): Command {
     });
     const peerOf = (result: (typeof results)[number]) =>
       results.find(
-        ({ engine, measure, design, route }) =>
+        ({ engine, measure, design: preset, route }) =>
           engine === 'peer' &&
           measure === result.measure &&
-          design === result.design &&
+          preset === result.design &&
           route === result.route,
       );
     print(
