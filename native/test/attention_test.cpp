@@ -123,14 +123,14 @@ Problem causal_problem(Rng& rng, int64_t batch, int32_t length, int32_t query_he
 DUOKV_TEST(random_cases) {
   Rng rng(1);
   std::vector<Problem> problems;
-  for (int i = 0; i < 400; ++i) problems.push_back(random_problem(rng, {.max_batch = i % 8 ? 3 : 9}));
+  for (int i = 0; i < trials(400); ++i) problems.push_back(random_problem(rng, {.max_batch = i % 8 ? 3 : 9}));
   expect_forward_matches("FP32 and TF32x3", problems, 5e-6);
 }
 
 DUOKV_TEST(random_cases_bf16) {
   Rng rng(2);
   std::vector<Problem> problems;
-  for (int i = 0; i < 150; ++i) {
+  for (int i = 0; i < trials(150); ++i) {
     problems.push_back(random_problem(rng, {}));
     problems.back().mode = ops::ProductMode::BF16;
   }
@@ -141,14 +141,14 @@ DUOKV_TEST(random_cases_bf16) {
 DUOKV_TEST(random_gradients) {
   Rng rng(3);
   std::vector<Problem> problems;
-  for (int i = 0; i < 250; ++i) problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
+  for (int i = 0; i < trials(250); ++i) problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
   expect_gradients_match("FP32", problems, 1e-5);
 }
 
 DUOKV_TEST(random_gradients_bf16) {
   Rng rng(4);
   std::vector<Problem> problems;
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < trials(100); ++i) {
     problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
     problems.back().mode = ops::ProductMode::BF16;
   }
@@ -198,7 +198,7 @@ DUOKV_TEST(the_reference_gradient_is_the_derivative) {
     numeric.push_back(static_cast<float>((loss_up - loss_down) / (up - down)));
     analytic.push_back(gradient);
   };
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < trials(40); ++i) {
     const auto at = static_cast<size_t>(rng.integer(0, static_cast<int32_t>(p.q.size()) - 1));
     probe(p.q[at], ref.dq[at]);
     for (size_t bank = 0; bank < 2; ++bank) {
@@ -500,8 +500,8 @@ DUOKV_TEST(every_instruction_set) {
     hwy::GetChosenTarget().DeInit();
     Rng rng(17);
     std::vector<Problem> problems, gradients;
-    for (int i = 0; i < 60; ++i) problems.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40}));
-    for (int i = 0; i < 40; ++i) {
+    for (int i = 0; i < trials(60); ++i) problems.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40}));
+    for (int i = 0; i < trials(40); ++i) {
       gradients.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40, .backward = true}));
     }
     const std::string name = hwy::TargetName(target);

@@ -44,6 +44,15 @@ struct Registration {
   static const ::duokv::test::Registration registered_##name(#name, name); \
   static void name()
 
+// How many random cases to try: a tenth under a sanitizer, which slows the kernels 10 to 50 times.
+inline int trials(int count) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return std::max(1, count / 10);
+#else
+  return count;
+#endif
+}
+
 inline int& failures() {
   static int count = 0;
   return count;
