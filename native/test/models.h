@@ -22,20 +22,24 @@ inline ModelConfig small_config(Design design) {
   return c;
 }
 
-// Every design with its defaults, and the local options one by one and together.
+// Every design with its defaults, and the local options one by one and together (a few of these under a
+// sanitizer).
 inline std::vector<ModelConfig> all_configs() {
   std::vector<ModelConfig> all;
   for (Design d : {Design::LocalHistory, Design::CurrentOnly, Design::RepeatedCurrent, Design::GlobalOnly,
                    Design::GlobalAdapters, Design::Independent, Design::Gqa2, Design::Gqa4Cla2})
     all.push_back(small_config(d));
+  std::vector<ModelConfig> options;
   for (Design d : {Design::LocalHistory, Design::RepeatedCurrent})
     for (Fusion f : {Fusion::Joint, Fusion::Separate})
       for (LocalSource s : {LocalSource::PerLayer, LocalSource::PairedInput, LocalSource::SharedKv})
         for (Provider p : {Provider::Boundary, Provider::Cross}) {
           ModelConfig c = small_config(d);
           c.fusion = f, c.local_source = s, c.provider = p;
-          all.push_back(c);
+          options.push_back(c);
         }
+  const size_t wanted = static_cast<size_t>(trials(static_cast<int>(options.size())));
+  for (size_t i = 1; i <= wanted; ++i) all.push_back(options[i * options.size() / wanted - 1]);
   return all;
 }
 

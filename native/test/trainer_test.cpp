@@ -35,7 +35,9 @@ DUOKV_TEST(gradients_match_directional_differences) {
     const GradientResult result = trainer.gradients(random.batch, nullptr);
     expect(std::abs(result.loss - mean_loss(*model, random.batch)) < 1e-5, "loss");
     // Along each tensor's own gradient, so that no tensor hides behind another.
-    for (const Parameter& p : model->plan().parameters) {
+    const std::vector<Parameter>& parameters = model->plan().parameters;
+    for (int i = 0; i < trials(static_cast<int>(parameters.size())); ++i) {
+      const Parameter& p = parameters[parameters.size() - 1 - static_cast<size_t>(i)];
       std::vector<float> g(static_cast<size_t>(p.elements));
       trainer.read_state(Trainer::State::Gradient, p.name, g.data(), p.elements);
       double norm = 0;
