@@ -40,6 +40,9 @@ mkdir -p "$out"
 flags=(-std=c++20 -O3 -lineinfo -Inative -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -t 2)
 link_flags=()
+# Wheels have lib where nvcc expects lib64.
+toolkit=$(dirname "$(dirname "$nvcc")")
+[ -d "$toolkit/lib64" ] || [ ! -d "$toolkit/lib" ] || link_flags+=(-L "$toolkit/lib")
 # nvcc knows its own toolkit's folders; a toolkit put together from wheels may keep headers elsewhere.
 echo '#include <cuda_runtime.h>' >"$out/probe.cu"
 if ! "$nvcc" -E "$out/probe.cu" -o /dev/null >/dev/null 2>&1; then

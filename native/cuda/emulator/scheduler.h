@@ -30,7 +30,6 @@ enum class Collective : uint8_t { kBarrier, kSyncWarp, kShuffle, kVote, kReduce,
 // The device faults a kernel can end with; values are the runtime's error codes.
 enum class FaultCode : int {
   kNone = 0,
-  kAssert = 710,
   kIllegalAddress = 700,
   kMisalignedAddress = 716,
   kLaunchFailure = 719,  // everything that has no code of its own: divergence, deadlock, uninitialised reads
