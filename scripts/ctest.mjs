@@ -1,6 +1,6 @@
-// Builds the native tests in one of three ways and runs them with ctest.
+// Builds native tests in one of several ways and runs them with ctest.
 //
-//   node scripts/ctest.mjs native|asan|tsan [ctest arguments]
+//   node scripts/ctest.mjs native|asan|tsan|emulator [ctest arguments]
 
 import { spawnSync } from 'node:child_process';
 import path from 'node:path';
@@ -8,36 +8,38 @@ import { fileURLToPath } from 'node:url';
 
 const root = path.dirname(path.dirname(fileURLToPath(import.meta.url)));
 const variants = {
-  native: { type: 'Release', sanitize: '', wrapper: [], env: {} },
+  native: { options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_TESTS=ON'] },
   asan: {
-    type: 'RelWithDebInfo',
-    sanitize: 'address',
-    wrapper: [],
+    options: ['-DCMAKE_BUILD_TYPE=RelWithDebInfo', '-DDUOKV_TESTS=ON', '-DDUOKV_SANITIZE=address'],
     env: { ASAN_OPTIONS: 'detect_stack_use_after_return=1', UBSAN_OPTIONS: 'print_stacktrace=1' },
   },
-  // Address randomisation of recent kernels can leave no room for ThreadSanitizer's shadow memory.
-  tsan: { type: 'RelWithDebInfo', sanitize: 'thread', wrapper: ['setarch', '-R'], env: {} },
+  tsan: {
+    options: ['-DCMAKE_BUILD_TYPE=RelWithDebInfo', '-DDUOKV_TESTS=ON', '-DDUOKV_SANITIZE=thread'],
+    // Address randomisation of recent kernels can leave no room for ThreadSanitizer's shadow memory.
+    wrapper: ['setarch', '-R'],
+  },
+  emulator: { options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_CUDA_EMULATOR_TESTS=ON'] },
 };
 
 const [name, ...ctestArguments] = process.argv.slice(2);
-const variant = variants[name];
-if (!variant) {
+if (!Object.hasOwn(variants, name)) {
   console.error(`usage: node scripts/ctest.mjs ${Object.keys(variants).join('|')} [ctest arguments]`);
   process.exit(2);
 }
+const { options, env = {}, wrapper = [] } = variants[name];
 
 function run(command, ...args) {
-  const env = { ...process.env, ...variant.env };
-  const result = spawnSync(command, args, { cwd: root, env, stdio: ['ignore', 'inherit', 'inherit'] });
+  const result = spawnSync(command, args, {
+    cwd: root,
+    env: { ...process.env, ...env },
+    stdio: ['ignore', 'inherit', 'inherit'],
+  });
+  if (result.error) console.error(`${command}: ${result.error.message}`);
   if (result.status !== 0) process.exit(result.status ?? 1);
 }
 
 const folder = path.join('build', `ctest-${name}`);
-run(
-  'cmake',
-  ...['-S', '.', '-B', folder, '-G', 'Ninja', `-DCMAKE_BUILD_TYPE=${variant.type}`, '-DDUOKV_ADDON=OFF'],
-  ...['-DDUOKV_TESTS=ON', `-DDUOKV_SANITIZE=${variant.sanitize}`],
-);
+run('cmake', '-S', '.', '-B', folder, '-G', 'Ninja', '-DDUOKV_ADDON=OFF', ...options);
 run('cmake', '--build', folder);
 const ctest = ['ctest', '--test-dir', folder, '--output-on-failure', '--no-tests=error', ...ctestArguments];
-run(...variant.wrapper, ...ctest);
+run(...wrapper, ...ctest);

@@ -33,7 +33,7 @@ describe('the npm package', () => {
 
   it('carries nothing that only development needs', () => {
     const allowed = /^(dist|lib|native|prebuilds)\/|^[^/]+$/;
-    const native = /^native\/(test|bench)\//;
+    const native = /^native\/(.*\/)?(test|bench)\//;
     assert.deepEqual(
       [...packed].filter((file) => !allowed.test(file) || native.test(file)),
       [],
