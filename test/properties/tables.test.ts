@@ -8,6 +8,7 @@ import {
   designPlan,
   Model,
   type ModelConfig,
+  type Preset,
   planMatchedUpdates,
   presets,
   suffixes,
@@ -15,19 +16,65 @@ import {
 import { configs } from '../reference/arbitraries.js';
 import { assertNear, holds } from '../reference/compare.js';
 import {
+  bankLayer,
   type Config,
   hasGlobalBank,
   illegality,
+  isUpper,
+  kvInputLayer,
   layerCount,
   parameterCount,
   parameterShapes,
+  projectsKv,
 } from '../reference/config.js';
 import * as counts from '../reference/counts.js';
+import { readTables } from '../reference/fixtures.js';
 import { initialise } from '../reference/initialise.js';
 import { sameBits, useDevice } from './engine.js';
 
+const PRESETS_126M: Record<Config['design'], Preset> = {
+  'local-history': presets.localHistory126M,
+  'current-only': presets.currentOnly126M,
+  'repeated-current': presets.repeatedCurrent126M,
+  'global-only': presets.globalOnly126M,
+  'global-adapters': presets.globalAdapters126M,
+  independent: presets.independent126M,
+  gqa2: presets.gqa2_126M,
+  'gqa4-cla2': presets.gqa4Cla2_126M,
+};
+const PRESETS_305M: Partial<Record<Config['design'], Preset>> = {
+  'local-history': presets.localHistory305M,
+  'current-only': presets.currentOnly305M,
+  'repeated-current': presets.repeatedCurrent305M,
+};
+
 describe('engine and reference: tables', () => {
   const device = useDevice();
+
+  it('gives the parameters, positions and cache bytes of every preset that the tables have', () => {
+    for (const { design, fusion, localSource, provider, ...table } of readTables().designs) {
+      const options = fusion === undefined ? {} : { fusion, localSource, provider };
+      const config = PRESETS_126M[design](options);
+      assert.equal(designPlan(config).parameterCount, table.parameters_126m);
+      const larger = PRESETS_305M[design]?.(options);
+      if (larger !== undefined) assert.equal(designPlan(larger).parameterCount, table.parameters_305m);
+      for (const { N, ...routes } of table.positions_126m) {
+        for (const [route, expected] of Object.entries(routes)) {
+          const { kvInput, queryOutput } = suffixes(config, N, route as 'exact');
+          assert.deepEqual(
+            [kvInput, queryOutput],
+            [expected.kv_input_positions, expected.query_output_positions],
+          );
+        }
+      }
+      for (const { N, B, ...expected } of table.cache_126m) {
+        const bytes = cacheBytes(config, { batch: B, positions: N });
+        assert.equal(bytes.total - bytes.documentIds, expected.kv_bytes_fp32);
+        assert.equal(bytes.documentIds, expected.document_id_bytes);
+        assert.equal(bytes.total, expected.total_bytes_fp32);
+      }
+    }
+  });
 
   it('derives the parameters of any legal config', async () => {
     await holds(
@@ -175,15 +222,38 @@ describe('engine and reference: tables', () => {
     );
   });
 
-  it('has the layers that it says', async () => {
+  it('tells what each layer projects, from which representation, and what it reads', async () => {
     await holds(
       fc.property(configs(), (config) => {
-        const { layers, banks, projections } = designPlan(config);
+        const bank = (layer: number) =>
+          `${hasGlobalBank(config) && isUpper(config, layer) ? 'local' : 'layer'}.${layer}`;
+        const { lowerLayers, provider } = config;
+        const [k, v] = provider === 'cross' ? [bank(lowerLayers - 1), bank(0)] : ['global', 'global'];
+        const { layers } = designPlan(config);
         assert.equal(layers.length, layerCount(config));
-        assert.equal(layers.filter(({ upper }) => upper).length, config.upperLayers);
-        assert.equal(banks.length, projections.length);
+        for (const { layer, upper, projects, reads } of layers) {
+          assert.equal(upper, isUpper(config, layer));
+          const own = projects.filter((projection) => projection.bank !== 'global');
+          // Representation i is the input of layer i.
+          const expected = projectsKv(config, layer) ? [[bank(layer), kvInputLayer(config, layer)]] : [];
+          assert.deepEqual(
+            own.map((projection) => [projection.bank, projection.representation]),
+            expected,
+          );
+          const readsGlobal = upper && hasGlobalBank(config);
+          const source = bankLayer(config, layer);
+          const window = readsGlobal ? config.window : 0;
+          const wanted = [
+            ...(readsGlobal ? [[k, v, 0]] : []),
+            ...(source === undefined ? [] : [[bank(source), bank(source), window]]),
+          ];
+          assert.deepEqual(
+            reads.map((read) => [read.kBank, read.vBank, read.window]),
+            wanted,
+          );
+        }
       }),
-      50,
+      100,
     );
   });
 });

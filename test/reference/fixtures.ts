@@ -1,4 +1,4 @@
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -39,4 +39,34 @@ export function batchOf(golden: GoldenCase, update = 0): Batch {
     targets: part(golden.tokens.get('targets')!),
     targetDocumentIds: part(golden.documentIds.get('target_document_ids')!),
   };
+}
+
+interface Positions {
+  kv_input_positions: number;
+  query_output_positions: number;
+}
+
+/** tables.json: what each design comes to at the paper's shapes. */
+export interface Tables {
+  designs: {
+    design: Config['design'];
+    fusion?: Config['fusion'];
+    localSource?: Config['localSource'];
+    provider?: Config['provider'];
+    parameters_126m: number;
+    parameters_305m?: number;
+    positions_126m: ({ N: number } & Record<'exact' | 'full' | 'uniform', Positions>)[];
+    cache_126m: {
+      N: number;
+      B: number;
+      kv_bytes_fp32: number;
+      document_id_bytes: number;
+      total_bytes_fp32: number;
+    }[];
+  }[];
+  learning_rates: { peak: number; warmup: number; total: number; points: [number, number][] }[];
+}
+
+export function readTables(): Tables {
+  return JSON.parse(readFileSync(join(fixturesDirectory(), 'tables.json'), 'utf8'));
 }

@@ -10,7 +10,7 @@ import { assertNear, holds } from './compare.js';
 import { type Config, illegality, parameterCount, parameterShapes } from './config.js';
 import { cacheBytes, forwardFlops, type Schedule, upperPositions } from './counts.js';
 import { ReferenceRow } from './execution.js';
-import { batchOf, fixturesDirectory, modelOf } from './fixtures.js';
+import { batchOf, fixturesDirectory, modelOf, readTables } from './fixtures.js';
 import { initialStd, philox, standardNormal } from './initialise.js';
 import { attend, bf16 } from './math.js';
 import { evaluate, forwardRow, gradients, localMass, zerosLike } from './model.js';
@@ -210,27 +210,8 @@ function presetOf(design: Partial<Config>, size: '126m' | '305m'): Config {
   return c;
 }
 
-interface Tables {
-  designs: (Pick<Config, 'design' | 'fusion' | 'localSource' | 'provider'> & {
-    parameters_126m: number;
-    parameters_305m?: number;
-    positions_126m: ({ N: number } & Record<
-      'exact' | 'full' | 'uniform',
-      { kv_input_positions: number; query_output_positions: number }
-    >)[];
-    cache_126m: {
-      N: number;
-      B: number;
-      kv_bytes_fp32: number;
-      document_id_bytes: number;
-      total_bytes_fp32: number;
-    }[];
-  })[];
-  learning_rates: { peak: number; warmup: number; total: number; points: [number, number][] }[];
-}
-
 describe('FP64 reference: tables', () => {
-  const tables = JSON.parse(readFileSync(join(fixtures, 'tables.json'), 'utf8')) as Tables;
+  const tables = readTables();
 
   it('counts parameters, positions and cache bytes of every design as the tables do', () => {
     for (const {
