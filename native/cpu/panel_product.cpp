@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/bf16-inl.h"
+#include "cpu/vector_math-inl.h"
 
 #ifndef DUOKV_CPU_PANEL_PRODUCT_ONCE
 #define DUOKV_CPU_PANEL_PRODUCT_ONCE
@@ -19,7 +20,6 @@ namespace duokv::cpu {
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
 struct ProductChunk {
   int64_t row, rows, panel, panels;
-  bool direct;  // read A where it lies
 };
 
 inline constexpr int64_t kTileRows = 6;
@@ -71,16 +71,18 @@ struct NarrowPanel {
   }
 };
 
-// c [R, P panels] = or += a [R, depth] · b, where a(r, i) is a[r * a_stride + i], or a[i * kTileRows + r] if
-// Grouped.
+// sums [R, P panels] = or += a [R, depth] · b, where a(r, i) is a[r * a_stride + i], or a[i * kTileRows + r]
+// if Grouped.
 template <int R, int P, class Panel, bool Grouped>
 HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_stride,
                      const typename Panel::Element* HWY_RESTRICT b, int64_t panel_stride,
-                     float* HWY_RESTRICT c, int64_t c_stride, bool add) {
+                     float* HWY_RESTRICT sums, bool add) {
   const DF df;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
   VF sum[R][P * kVectors];
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
     for (int v = 0; v < P * kVectors; ++v) sum[r][v] = hn::Zero(df);
   }
   for (int64_t i = 0; i < depth; ++i) {
@@ -95,65 +97,34 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
     for (int v = 0; v < P * kVectors; ++v) {
-      float* out = c + r * c_stride + v * lanes;
-      hn::StoreU(add ? hn::Add(hn::LoadU(df, out), sum[r][v]) : sum[r][v], df, out);
+      float* out = sums + (r * P * kVectors + v) * lanes;
+      hn::Store(add ? hn::Add(hn::Load(df, out), sum[r][v]) : sum[r][v], df, out);
     }
   }
 }
 
 template <int P, class Panel, bool Grouped>
 HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, int64_t a_stride,
-                          const typename Panel::Element* b, int64_t panel_stride, float* c, int64_t c_stride,
-                          bool add) {
-  switch (rows) {
-    case 1:
-      return tile<1, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, c, c_stride, add);
-    case 2:
-      return tile<2, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, c, c_stride, add);
-    case 3:
-      return tile<3, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, c, c_stride, add);
-    case 4:
-      return tile<4, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, c, c_stride, add);
-    case 5:
-      return tile<5, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, c, c_stride, add);
-    default:
-      return tile<6, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, c, c_stride, add);
+                          const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add) {
+  if constexpr (P * kVectors <= 4) {
+    switch (rows) {
+      case 6:
+        return tile<6, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+      case 5:
+        return tile<5, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+      case 4:
+        return tile<4, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+      case 3:
+        return tile<3, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+      case 2:
+        return tile<2, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+    }
   }
-}
-
-// As `tile`, for `rows` rows and the first `columns` of the P panels' columns.
-template <int P, class Panel, bool Grouped>
-HWY_INLINE void edge_tile(int64_t rows, int64_t depth, const float* a, int64_t a_stride,
-                          const typename Panel::Element* b, int64_t panel_stride, float* c, int64_t c_stride,
-                          int64_t columns, bool add) {
-  constexpr int64_t kColumns = P * width();
-  if (columns >= kColumns) {
-    return tile_of<P, Panel, Grouped>(rows, depth, a, a_stride, b, panel_stride, c, c_stride, add);
-  }
-  alignas(64) float whole[kTileRows * kColumns] = {};
-  const size_t bytes = static_cast<size_t>(columns) * sizeof(float);
-  for (int64_t r = 0; add && r < rows; ++r) std::memcpy(whole + r * kColumns, c + r * c_stride, bytes);
-  tile_of<P, Panel, Grouped>(rows, depth, a, a_stride, b, panel_stride, whole, kColumns, add);
-  for (int64_t r = 0; r < rows; ++r) std::memcpy(c + r * c_stride, whole + r * kColumns, bytes);
-}
-
-void widen(const uint32_t* panel, int64_t depth, float* wide) {
-  const DF df;
-  for (int64_t i = 0; i < depth; ++i) {
-    VF row[kVectors];
-    NarrowPanel::load(panel + i * NarrowPanel::kRow * hn::Lanes(df), row);
-    for (int v = 0; v < kVectors; ++v) hn::Store(row[v], df, wide + i * width() + v * hn::Lanes(df));
-  }
-}
-
-void round_in_place(float* x, int64_t n) {
-  const DF df;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(round_to_bf16(df, hn::LoadU(df, x + i)), df, x + i);
-  for (; i < n; ++i) x[i] = cpu::round_to_bf16(x[i]);
+  tile<1, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
 }
 
 // Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
@@ -165,168 +136,253 @@ struct RowGroups {
   int64_t rows, count;
 };
 
-// Copies columns [i, i + depth) of A's rows [row, row + groups.rows): as [row][kPanelDepth], or where A is
-// transposed by group as [depth][kTileRows].
-void pack_rows(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth,
-               float* packed) {
-  if (!a.transposed) {
-    for (int64_t r = 0; r < groups.rows; ++r) {
-      std::memcpy(packed + r * kPanelDepth, a.data + (row + r) * a.stride + i,
-                  static_cast<size_t>(depth) * sizeof(float));
-    }
-    return;
-  }
-  for (int64_t group = 0; group < groups.count; ++group) {
-    const float* from = a.data + i * a.stride + row + groups.begin(group);
-    float* to = packed + group * kTileRows * kPanelDepth;
-    const int64_t size = groups.size(group);
-    for (int64_t d = 0; d < depth; ++d) {
-      const size_t bytes = static_cast<size_t>(size) * sizeof(float);
-      size == kTileRows ? std::memcpy(to + d * kTileRows, from + d * a.stride, kTileRows * sizeof(float))
-                        : std::memcpy(to + d * kTileRows, from + d * a.stride, bytes);
-    }
-  }
-}
-
-// Where a chunk's sums are collected: in C itself, or in scratch when the finished product is still to be
-// rounded.
-struct Sums {
-  float* data;
-  int64_t stride, columns;
-  bool add_first;  // the first block along k is added to what is there
+// Memory that will be read next.
+struct Ahead {
+  const char* data;
+  int64_t bytes;
 };
 
-template <int P, class Panel>
-void direct_panels(const PanelProduct& p, const ProductChunk& chunk, const float* a, int64_t a_stride,
-                   const Sums& sums, int64_t panel) {
-  const int64_t k = p.b.k, row_elements = Panel::kRow * static_cast<int64_t>(hn::Lanes(DF()));
-  const int64_t panel_stride = k * row_elements;
-  const auto* b = static_cast<const typename Panel::Element*>(p.b.data) + panel * panel_stride;
-  const RowGroups groups(chunk.rows);
-  const int64_t column = (panel - chunk.panel) * width();
-  for (int64_t i = 0; i < k; i += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, k - i);
-    for (int64_t g = 0; g < groups.count; ++g) {
-      const int64_t r = groups.begin(g);
-      edge_tile<P, Panel, false>(groups.size(g), depth, a + r * a_stride + i, a_stride, b + i * row_elements,
-                                 panel_stride, sums.data + r * sums.stride + column, sums.stride,
-                                 sums.columns - column, sums.add_first || i > 0);
+// sums [groups.rows, P panels] = or += a · b for one block along k. Each group's turn also fetches its share
+// of `ahead` into the L2 cache: hardware prefetchers alone leave the kernel waiting at the start of every
+// block.
+template <int P, class Panel, bool Grouped>
+void multiply_block(const RowGroups& groups, int64_t depth, const float* a, int64_t a_stride,
+                    const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                    Ahead ahead) {
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t r = groups.begin(g), end = ahead.bytes * (g + 1) / groups.count;
+    for (int64_t byte = ahead.bytes * g / groups.count; byte < end; byte += 64) {
+      __builtin_prefetch(ahead.data + byte, 0, 2);
     }
+    tile_of<P, Panel, Grouped>(groups.size(g), depth,
+                               a + (Grouped ? g * kTileRows * kPanelDepth : r * a_stride), a_stride, b,
+                               panel_stride, sums + r * P * width(), add);
   }
 }
 
-// Few rows: each panel once along all of k, one stream of weights; A is read where it lies.
-template <class Panel>
-void direct_chunk(const PanelProduct& p, const ProductChunk& chunk, const float* a, int64_t a_stride,
-                  const Sums& sums) {
-  // One or two rows have too few accumulators to hide the latency of the additions; several panels at once
-  // do.
+void widen(const uint32_t* panel, int64_t depth, float* wide) {
+  const DF df;
+  for (int64_t i = 0; i < depth; ++i) {
+    VF row[kVectors];
+    NarrowPanel::load(panel + i * NarrowPanel::kRow * hn::Lanes(df), row);
+    for (int v = 0; v < kVectors; ++v) hn::Store(row[v], df, wide + i * width() + v * hn::Lanes(df));
+  }
+}
+
+void copy_rounded(const float* x, int64_t n, float* rounded) {
+  const DF df;
+  for_each_vector(df, n, [&](int64_t i, auto span) HWY_ATTR {
+    store(round_to_bf16(df, load(df, x + i, span)), df, rounded + i, span);
+  });
+}
+
+// C [rows, columns] = or += sums, of which a row is `stride` long.
+void finish(const PanelProduct& p, const float* sums, int64_t stride, int64_t rows, int64_t columns,
+            float* c) {
+  const DF df;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = sums + r * stride;
+    float* to = c + r * p.b.n;
+    for_each_vector(df, columns, [&](int64_t i, auto span) HWY_ATTR {
+      VF value = load(df, from + i, span);
+      if (p.round_output) value = round_to_bf16(df, value);
+      if (p.accumulate) value = hn::Add(load(df, to + i, span), value);
+      store(value, df, to + i, span);
+    });
+  }
+}
+
+// P panels for all rows of a chunk, along all of k: one stream of weights. A is read where it lies.
+template <int P>
+void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, const float* a, int64_t a_stride,
+                     int64_t panel, float* scratch) {
+  const RowGroups groups(chunk.rows);
+  const int64_t k = p.b.k, panel_elements = k * width();
+  const bool narrow = p.b.dtype == ops::DType::BF16;
+  const int64_t element = narrow ? 2 : 4, block_bytes = kPanelDepth * width() * element;
+  const char* end =
+      static_cast<const char*>(p.b.data) + (chunk.panel + chunk.panels) * panel_elements * element;
+  float* sums = scratch;
+  float* wide = sums + chunk.rows * P * width();
+  for (int64_t i = 0; i < k; i += kPanelDepth) {
+    const int64_t depth = std::min(kPanelDepth, k - i), offset = panel * panel_elements + i * width();
+    const char* next = static_cast<const char*>(p.b.data) + (offset + depth * width()) * element;
+    // Few rows are bound by memory already.
+    const Ahead ahead{next, groups.count < 4 ? 0 : std::min<int64_t>(block_bytes, end - next)};
+    if (!narrow) {
+      multiply_block<P, WidePanel, false>(groups, depth, a + i, a_stride,
+                                          static_cast<const float*>(p.b.data) + offset, panel_elements, sums,
+                                          i > 0, ahead);
+      continue;
+    }
+    const auto* b = static_cast<const uint32_t*>(p.b.data) + offset / 2;
+    if (groups.count <= 2) {
+      multiply_block<P, NarrowPanel, false>(groups, depth, a + i, a_stride, b, panel_elements / 2, sums,
+                                            i > 0, ahead);
+    } else {
+      widen(b, depth, wide);
+      multiply_block<1, WidePanel, false>(groups, depth, a + i, a_stride, wide, 0, sums, i > 0, ahead);
+    }
+  }
+  const int64_t column = panel * width();
+  finish(p, sums, P * width(), chunk.rows, std::min(P * width(), p.b.n - column),
+         p.c + chunk.row * p.b.n + column);
+}
+
+void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+  const float* a = p.a.data + chunk.row * p.a.stride;
+  int64_t a_stride = p.a.stride;
+  if (p.b.dtype == ops::DType::BF16) {
+    for (int64_t r = 0; r < chunk.rows; ++r) copy_rounded(a + r * a_stride, p.b.k, scratch + r * p.b.k);
+    a = scratch;
+    a_stride = p.b.k;
+    scratch += (chunk.rows * p.b.k + 15) / 16 * 16;
+  }
+  // One or two rows have too few accumulators to hide the latency of an addition; several panels at once do.
   constexpr int kJoin1 = 8 / kVectors, kJoin2 = 4 / kVectors;
   const int64_t end = chunk.panel + chunk.panels;
   int64_t panel = chunk.panel;
   if (chunk.rows == 1) {
     for (; panel + kJoin1 <= end; panel += kJoin1)
-      direct_panels<kJoin1, Panel>(p, chunk, a, a_stride, sums, panel);
+      multiply_panels<kJoin1>(p, chunk, a, a_stride, panel, scratch);
   } else if (chunk.rows == 2) {
     for (; panel + kJoin2 <= end; panel += kJoin2)
-      direct_panels<kJoin2, Panel>(p, chunk, a, a_stride, sums, panel);
+      multiply_panels<kJoin2>(p, chunk, a, a_stride, panel, scratch);
   }
-  for (; panel < end; ++panel) direct_panels<1, Panel>(p, chunk, a, a_stride, sums, panel);
+  for (; panel < end; ++panel) multiply_panels<1>(p, chunk, a, a_stride, panel, scratch);
 }
 
-template <bool Grouped>
-void packed_chunk(const PanelProduct& p, const ProductChunk& chunk, const Sums& sums, float* scratch) {
+// Copies `rows` rows of `count` elements, mostly kUsual, for which a copy is a few moves instead of a call.
+template <int64_t kUsual>
+void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to,
+               int64_t to_stride) {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+  if (count == kUsual) {
+    for (int64_t r = 0; r < rows; ++r)
+      std::memcpy(to + r * to_stride, from + r * from_stride, kUsual * sizeof(float));
+  } else {
+    for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
+  }
+}
+
+// Columns [i, i + depth) of the rows of a transposed A that `groups` divides from `row` on, by group as
+// [depth][kTileRows].
+void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth,
+                 float* packed) {
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const float* from = a.data + i * a.stride + row + groups.begin(g);
+    float* to = packed + g * kTileRows * kPanelDepth;
+    copy_rows<kTileRows>(from, a.stride, depth, groups.size(g), to, kTileRows);
+  }
+}
+
+// A transposed A is packed block by block along k, so the sums of all of the chunk's panels, as
+// [panel][rows][width], wait in the L2 cache for the last block.
+void multiply_transposed(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   const RowGroups groups(chunk.rows);
   const int64_t k = p.b.k;
   const bool narrow = p.b.dtype == ops::DType::BF16;
-  float* a = scratch;
+  const int64_t element = narrow ? 2 : 4;
+  float* sums = scratch;
+  float* a = sums + chunk.panels * chunk.rows * width();
   float* wide = a + groups.count * kTileRows * kPanelDepth;
   for (int64_t i = 0; i < k; i += kPanelDepth) {
     const int64_t depth = std::min(kPanelDepth, k - i);
-    pack_rows(p.a, chunk.row, groups, i, depth, a);
-    if (narrow) round_in_place(a, groups.count * kTileRows * kPanelDepth);
+    pack_groups(p.a, chunk.row, groups, i, depth, a);
+    if (narrow) copy_rounded(a, groups.count * kTileRows * kPanelDepth, a);
     for (int64_t j = 0; j < chunk.panels; ++j) {
       const int64_t offset = ((chunk.panel + j) * k + i) * width();
+      const char* next = static_cast<const char*>(p.b.data) + (offset + k * width()) * element;
+      const Ahead ahead{next, j + 1 < chunk.panels ? depth * width() * element : 0};
       const float* b = static_cast<const float*>(p.b.data) + offset;
       if (narrow) {
         widen(static_cast<const uint32_t*>(p.b.data) + offset / 2, depth, wide);
         b = wide;
       }
-      for (int64_t g = 0; g < groups.count; ++g) {
-        const int64_t r = groups.begin(g);
-        edge_tile<1, WidePanel, Grouped>(groups.size(g), depth,
-                                         a + (Grouped ? g * kTileRows : r) * kPanelDepth, kPanelDepth, b, 0,
-                                         sums.data + r * sums.stride + j * width(), sums.stride,
-                                         sums.columns - j * width(), sums.add_first || i > 0);
-      }
+      multiply_block<1, WidePanel, true>(groups, depth, a, 0, b, 0, sums + j * chunk.rows * width(), i > 0,
+                                         ahead);
     }
+  }
+  for (int64_t j = 0; j < chunk.panels; ++j) {
+    const int64_t column = (chunk.panel + j) * width();
+    finish(p, sums + j * chunk.rows * width(), width(), chunk.rows, std::min(width(), p.b.n - column),
+           p.c + chunk.row * p.b.n + column);
   }
 }
 
-void run_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  const int64_t n = p.b.n, columns = std::min(chunk.panels * width(), n - chunk.panel * width());
-  float* c = p.c + chunk.row * n + chunk.panel * width();
-  Sums sums{c, n, columns, p.accumulate};
-  if (p.round_output) {
-    sums = {scratch, chunk.panels * width(), chunk.panels * width(), false};
-    scratch += chunk.rows * sums.stride;
+void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+  p.a.transposed ? multiply_transposed(p, chunk, scratch) : multiply_rows(p, chunk, scratch);
+}
+
+// out(j, i) = in(i, j) for 4 × 4 elements, rows a stride apart.
+HWY_INLINE void transpose_4x4(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t j = 0; j < 4; ++j) out[j * out_stride + i] = in[i * in_stride + j];
   }
-  if (!chunk.direct) {
-    p.a.transposed ? packed_chunk<true>(p, chunk, sums, scratch)
-                   : packed_chunk<false>(p, chunk, sums, scratch);
-  } else if (p.b.dtype == ops::DType::F32) {
-    direct_chunk<WidePanel>(p, chunk, p.a.data + chunk.row * p.a.stride, p.a.stride, sums);
-  } else {
-    const int64_t k = p.b.k;
-    for (int64_t r = 0; r < chunk.rows; ++r) {
-      std::memcpy(scratch + r * k, p.a.data + (chunk.row + r) * p.a.stride,
-                  static_cast<size_t>(k) * sizeof(float));
+#else
+  const hn::FixedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> pairs;
+  const auto row0 = hn::LoadU(d, in), row1 = hn::LoadU(d, in + in_stride);
+  const auto row2 = hn::LoadU(d, in + 2 * in_stride), row3 = hn::LoadU(d, in + 3 * in_stride);
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, out);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, out + out_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, out + 2 * out_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, out + 3 * out_stride);
+#endif
+}
+
+// out [depth, width] = rows [i, i + depth) and columns [column, column + columns) of b, zero in the other
+// columns.
+void copy_block(const MatrixView& b, int64_t i, int64_t depth, int64_t column, int64_t columns, float* out) {
+  if (columns < width()) std::fill_n(out, depth * width(), 0.0f);
+  if (!b.transposed) {
+    copy_rows<width()>(b.data + i * b.stride + column, b.stride, depth, columns, out, width());
+    return;
+  }
+  const float* from = b.data + column * b.stride + i;
+  int64_t d = 0;
+  for (; d + 4 <= depth; d += 4) {
+    int64_t j = 0;
+    for (; j + 4 <= columns; j += 4)
+      transpose_4x4(from + j * b.stride + d, b.stride, out + d * width() + j, width());
+    for (; j < columns; ++j) {
+      for (int64_t e = d; e < d + 4; ++e) out[e * width() + j] = from[j * b.stride + e];
     }
-    round_in_place(scratch, chunk.rows * k);
-    direct_chunk<NarrowPanel>(p, chunk, scratch, k, sums);
   }
-  if (!p.round_output) return;
-  for (int64_t r = 0; r < chunk.rows; ++r) {
-    float* rounded = sums.data + r * sums.stride;
-    float* out = c + r * n;
-    round_in_place(rounded, columns);
-    for (int64_t j = 0; j < columns; ++j) out[j] = p.accumulate ? out[j] + rounded[j] : rounded[j];
+  for (; d < depth; ++d) {
+    for (int64_t j = 0; j < columns; ++j) out[d * width() + j] = from[j * b.stride + d];
   }
 }
 
-// Packs panel `panel` of b.
-void pack_panel(const MatrixView& b, int64_t k, int64_t n, ops::DType dtype, int64_t panel, void* memory) {
-  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
-  constexpr int64_t kBlock = 16;  // a cache line of each column
-  const int64_t column = panel * width(), columns = std::min(width(), n - column);
-  alignas(64) float block[kBlock * width()] = {};
-  for (int64_t i = 0; i < k; i += kBlock) {
-    const int64_t depth = std::min(kBlock, k - i);
-    if (b.transposed) {
-      for (int64_t j = 0; j < columns; ++j) {
-        const float* from = b.data + (column + j) * b.stride + i;
-        for (int64_t d = 0; d < depth; ++d) block[d * width() + j] = from[d];
+// Rows [i, i + depth) of `count` panels from `panel` on.
+void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int64_t depth, int64_t panel,
+                int64_t count, void* memory) {
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF())), kRows = 16;
+  const DF df;
+  const DU du;
+  for (int64_t row = i; row < i + depth; row += kRows) {
+    const int64_t rows = std::min(kRows, i + depth - row);
+    for (int64_t j = panel; j < panel + count; ++j) {
+      const int64_t column = j * width(), columns = std::min(width(), panels.n - column);
+      const int64_t offset = (j * panels.k + row) * width();
+      if (panels.dtype == ops::DType::F32) {
+        copy_block(b, row, rows, column, columns, static_cast<float*>(memory) + offset);
+        continue;
       }
-    } else {
-      for (int64_t d = 0; d < depth; ++d) {
-        std::memcpy(block + d * width(), b.data + (i + d) * b.stride + column,
-                    static_cast<size_t>(columns) * sizeof(float));
+      alignas(64) float block[kRows * width()];
+      copy_block(b, row, rows, column, columns, block);
+      uint32_t* out = static_cast<uint32_t*>(memory) + offset / 2;
+      for (int64_t v = 0; v < rows * kVectors; v += 2) {
+        const auto low = bf16_in_upper_half(df, hn::Load(df, block + v * kLanes));
+        const auto high = bf16_in_upper_half(df, hn::Load(df, block + (v + 1) * kLanes));
+        hn::Store(hn::Or(hn::ShiftRight<16>(low), hn::And(high, hn::Set(du, 0xFFFF0000u))), du,
+                  out + v / 2 * kLanes);
       }
-    }
-    const int64_t offset = (panel * k + i) * width();
-    if (dtype == ops::DType::F32) {
-      std::memcpy(static_cast<float*>(memory) + offset, block,
-                  static_cast<size_t>(depth * width()) * sizeof(float));
-      continue;
-    }
-    const DF df;
-    const DU du;
-    uint32_t* out = static_cast<uint32_t*>(memory) + offset / 2;
-    for (int64_t v = 0; v < depth * kVectors; v += 2) {
-      const auto low = bf16_in_upper_half(df, hn::Load(df, block + v * kLanes));
-      const auto high = bf16_in_upper_half(df, hn::Load(df, block + (v + 1) * kLanes));
-      hn::Store(hn::Or(hn::ShiftRight<16>(low), hn::And(high, hn::Set(du, 0xFFFF0000u))), du,
-                out + v / 2 * kLanes);
     }
   }
 }
@@ -342,13 +398,15 @@ HWY_AFTER_NAMESPACE();
 namespace duokv::cpu {
 namespace {
 
-HWY_EXPORT(run_chunk);
-HWY_EXPORT(pack_panel);
+HWY_EXPORT(multiply_chunk);
+HWY_EXPORT(pack_block);
 HWY_EXPORT(target_width);
 
-constexpr int64_t kBlockRows = 96;  // a block of A, 96 KiB, and its part of C stay in the L2 cache
+constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockColumns = 512;
 constexpr int64_t kChunksWanted = 32;
+constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
+constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache lines and pages of B
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -363,33 +421,35 @@ int64_t panel_bytes(int64_t k, int64_t n, ops::DType dtype) {
 
 Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t n, ops::DType dtype,
                    void* memory) {
-  device.pool.run(divide_up(n, panel_width()), [&](int64_t panel, int32_t) {
-    HWY_DYNAMIC_DISPATCH(pack_panel)(b, k, n, dtype, panel, memory);
+  const Panels packed{memory, k, n, dtype};
+  const int64_t panels = divide_up(n, panel_width()), groups = divide_up(panels, kPackedPanels);
+  device.pool.run(groups * divide_up(k, kPanelDepth), [&](int64_t index, int32_t) {
+    const int64_t i = index / groups * kPanelDepth, panel = index % groups * kPackedPanels;
+    HWY_DYNAMIC_DISPATCH(pack_block)
+    (b, packed, i, std::min(kPanelDepth, k - i), panel, std::min(kPackedPanels, panels - panel), memory);
   });
-  return {memory, k, n, dtype};
+  return packed;
 }
 
 void panel_product(ops::Device& device, const PanelProduct& p) {
-  const int64_t panels = divide_up(p.b.n, panel_width());
-  const bool direct = !p.a.transposed && p.m <= kDirectRows;
-  // Chunks depend on the shape alone.
+  const int64_t k = p.b.k, width = panel_width(), panels = divide_up(p.b.n, width);
+  // Chunks depend on the shape alone: blocks of rows of equal size by as many panels as leave enough chunks.
   const int64_t row_blocks = divide_up(p.m, kBlockRows);
   const int64_t block_rows = round_up(divide_up(p.m, row_blocks), kTileRows);
-  const int64_t fewest = divide_up(int64_t{1} << 18, 4 * p.b.k * panel_width());  // 256 KiB of weights
-  const int64_t most = kBlockColumns / panel_width();
-  const int64_t chunk_panels = std::clamp(panels * row_blocks / kChunksWanted, std::min(fewest, most), most);
-  const int64_t column_blocks = divide_up(panels, chunk_panels);
-  // The copy of A, one panel widened from BF16, and sums that are to be rounded. Groups of fewer than
-  // kTileRows rows take the room of whole ones: at most twice the rows.
-  const int64_t a_elements = direct ? p.m * p.b.k : 2 * block_rows * kPanelDepth;
-  const int64_t columns = divide_up(panels, column_blocks) * panel_width();
-  const int64_t scratch = a_elements + kPanelDepth * panel_width() + block_rows * columns;
+  const int64_t most = kBlockColumns / width, fewest = std::min(most, divide_up(kSmallestChunk, k * width));
+  const int64_t column_blocks =
+      divide_up(panels, std::clamp(panels * row_blocks / kChunksWanted, fewest, most));
+  // Sums, one block or all of A's rows, one widened panel.
+  const int64_t chunk_panels = divide_up(panels, column_blocks);
+  const int64_t a_elements = p.a.transposed ? 2 * block_rows * kPanelDepth : round_up(block_rows * k, 16);
+  const int64_t scratch =
+      block_rows * std::max<int64_t>(chunk_panels, 8) * width + a_elements + kPanelDepth * width;
   device.pool.run(row_blocks * column_blocks, [&](int64_t index, int32_t worker) {
     const int64_t column = index / row_blocks, row = index % row_blocks * block_rows;
     const int64_t begin = panels * column / column_blocks, end = panels * (column + 1) / column_blocks;
-    const ProductChunk chunk{row, std::min(block_rows, p.m - row), begin, end - begin, direct};
+    const ProductChunk chunk{row, std::min(block_rows, p.m - row), begin, end - begin};
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
-    HWY_DYNAMIC_DISPATCH(run_chunk)(p, chunk, memory);
+    HWY_DYNAMIC_DISPATCH(multiply_chunk)(p, chunk, memory);
   });
 }
 

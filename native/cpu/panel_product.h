@@ -17,9 +17,6 @@ namespace duokv::cpu {
 
 inline constexpr int64_t kPanelDepth = 256;
 
-// Up to this many rows are multiplied where they lie; with more, copying blocks of A into the cache pays.
-inline constexpr int64_t kDirectRows = 24;
-
 // Element (i, j) is data[i * stride + j], or data[j * stride + i] when transposed.
 struct MatrixView {
   const float* data;

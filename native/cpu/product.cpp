@@ -7,6 +7,9 @@
 namespace duokv::cpu {
 namespace {
 
+// Products of up to this many rows are bound by reading B, which panels do best.
+constexpr int64_t kMemoryBoundRows = 24;
+
 int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 void to_bf16(ThreadPool& pool, const float* x, int64_t n, uint16_t* bf16) {
@@ -44,7 +47,7 @@ void multiply_onednn(ops::Device& device, const Product& p, void* workspace) {
 }  // namespace
 
 ProductKernel choose_kernel(ops::ProductMode mode, int64_t m) {
-  const bool onednn = mode == ops::ProductMode::BF16 && m > kDirectRows && onednn_has_native_bf16();
+  const bool onednn = mode == ops::ProductMode::BF16 && m > kMemoryBoundRows && onednn_has_native_bf16();
   return onednn ? ProductKernel::OneDnn : ProductKernel::Panels;
 }
 
