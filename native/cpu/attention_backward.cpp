@@ -136,42 +136,29 @@ struct TileBuffers {
   float* ds;                 // the same
 };
 
-// A row's P and dS from raw products s and dp, in columns begin … end-1 of the tile, zero outside of [first,
+// A row's P and dS from raw products s and dp, in columns [begin, end) of the tile, zero outside of [first,
 // last).
-template <bool kMasked, bool kRound>
+template <bool kRound>
 HWY_INLINE void score_gradients(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, int64_t begin, int64_t end,
                                 int64_t first, int64_t last, float scale, float bias,
                                 const QueryTerms& terms) {
   const F f;
-  const hn::RebindToSigned<F> i;
   const V scales = hn::Set(f, scale), biases = hn::Set(f, bias), lse = hn::Set(f, terms.lse);
-  const V delta = hn::Set(f, terms.delta), factor = hn::Set(f, terms.factor);
-  for (int64_t c = begin; c < end; c += lane_count()) {
+  const V delta = hn::Set(f, terms.delta), factor = hn::Set(f, terms.factor), zero = hn::Zero(f);
+  for_columns(begin, end, first, last, [&](int64_t c, auto keep) HWY_ATTR {
     V p = exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), lse));
-    V ds = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(f, dp + c), delta)), factor);
-    if constexpr (kMasked) {
-      const auto columns = hn::Iota(i, static_cast<int32_t>(c));
-      const auto outside =
-          hn::Or(hn::VecFromMask(i, hn::Lt(columns, hn::Set(i, static_cast<int32_t>(first)))),
-                 hn::VecFromMask(i, hn::Gt(columns, hn::Set(i, static_cast<int32_t>(last - 1)))));
-      const auto mask = hn::RebindMask(f, hn::MaskFromVec(outside));
-      p = hn::IfThenZeroElse(mask, p);
-      ds = hn::IfThenZeroElse(mask, ds);
-    }
+    V ds = keep(hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(f, dp + c), delta)), factor), zero);
+    p = keep(p, zero);
     if constexpr (kRound) p = round_to_bf16(f, p), ds = round_to_bf16(f, ds);
     hn::StoreU(p, f, s + c);
     hn::StoreU(ds, f, dp + c);
-  }
+  });
 }
 
-// All columns of a product: C [rows, columns] += left · right, right [steps, right_stride].
-HWY_INLINE void accumulate(int64_t rows, Left left, const float* right, int64_t stride, int64_t steps,
+// C [rows, padded] += left · right [steps, padded].
+HWY_INLINE void accumulate(int64_t rows, Left left, const float* right, int64_t padded, int64_t steps,
                            float* c) {
-  const int64_t width = panel_width();
-  for (int64_t column = 0; column < stride; column += width) {
-    multiply<Start::kAdd>(rows, std::min(width, stride - column) / lane_count(), left, right + column, stride,
-                          steps, c + column, stride);
-  }
+  multiply<Start::kAdd>(rows, left, Matrix{right, padded}, padded, steps, c, padded);
 }
 
 // A tile of keys against query block b: adds to the tile's dk, dv and to dq [rows of the block, padded].
@@ -205,31 +192,23 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     }
     float* p = buffers.p + r0 * kTile;
     float* ds = buffers.ds + r0 * kTile;
-    const int64_t begin = columns.begin / width * width, end = round_up(columns.end, width);
-    for (int64_t c = begin; c < end; c += width) {
-      const int64_t vectors = std::min(width, kTile - c) / lane_count();
-      const int64_t panel = std::min(width, kTile - c);
-      multiply<Start::kZero>(count, vectors, Left{q + r0 * padded, padded, 1},
-                             buffers.keys_transposed + c * head_dim, panel, head_dim, p + c, kTile);
-      multiply<Start::kZero>(count, vectors, Left{dout + r0 * padded, padded, 1},
-                             buffers.values_transposed + c * head_dim, panel, head_dim, ds + c, kTile);
-    }
+    const int64_t begin = columns.begin / width * width, end = std::min(kTile, round_up(columns.end, width));
+    const auto scores = [&](const float* rows_of_block, const float* transposed, float* c) HWY_ATTR {
+      multiply<Start::kZero>(count, Left{rows_of_block + r0 * padded, padded, 1},
+                             Panels{transposed + begin * head_dim, head_dim}, end - begin, head_dim,
+                             c + begin, kTile);
+    };
+    scores(q, buffers.keys_transposed, p);
+    scores(dout, buffers.values_transposed, ds);
     for (int64_t r = 0; r < count; ++r) {
       float* row_p = p + r * kTile;
       float* row_ds = ds + r * kTile;
+      // Other rows may have every column of this one read.
+      std::fill(row_p, row_p + begin, 0.0f), std::fill(row_p + end, row_p + kTile, 0.0f);
+      std::fill(row_ds, row_ds + begin, 0.0f), std::fill(row_ds + end, row_ds + kTile, 0.0f);
       const float bias = call.bias(tile.bank, unit.row, begin_position + (r0 + r) / call.group);
-      const auto run = [&]<bool kMasked, bool kRound>() HWY_ATTR {
-        score_gradients<kMasked, kRound>(row_p, row_ds, begin, std::min(end, kTile), own[r].begin, own[r].end,
-                                         args.scale, bias, terms[r0 + r]);
-      };
-      if (own[r].begin > 0 || own[r].end < kTile) {
-        // Other rows may read all columns.
-        std::fill_n(row_p, begin, 0.0f), std::fill(row_p + std::min(end, kTile), row_p + kTile, 0.0f);
-        std::fill_n(row_ds, begin, 0.0f), std::fill(row_ds + std::min(end, kTile), row_ds + kTile, 0.0f);
-        call.bf16 ? run.template operator()<true, true>() : run.template operator()<true, false>();
-      } else {
-        call.bf16 ? run.template operator()<false, true>() : run.template operator()<false, false>();
-      }
+      const auto run = call.bf16 ? score_gradients<true> : score_gradients<false>;
+      run(row_p, row_ds, begin, end, own[r].begin, own[r].end, args.scale, bias, terms[r0 + r]);
     }
     if (columns.empty()) continue;
     for (int64_t g = columns.begin / kBlockRows; g * kBlockRows < columns.end; ++g) {

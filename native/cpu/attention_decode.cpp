@@ -65,6 +65,27 @@ namespace {
 HWY_INLINE V load_entry(const float* p) { return hn::LoadU(F(), p); }
 HWY_INLINE V load_entry(const uint16_t* p) { return load_bf16(F(), p); }
 
+// sums[0 … 3] = the sum of each vector's lanes, in one fixed order.
+HWY_INLINE void sum_lanes(V a, V b, V c, V d, float* sums) {
+  const F f;
+#if HWY_TARGET == HWY_SCALAR
+  const V vectors[4] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) hn::Store(vectors[i], f, sums + i);
+#else
+  const hn::Repartition<double, F> pairs;
+  const auto ab = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(f, a, b), hn::InterleaveUpper(f, a, b)));
+  const auto cd = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(f, c, d), hn::InterleaveUpper(f, c, d)));
+  const V even = hn::BitCast(f, hn::InterleaveLower(pairs, ab, cd));
+  const V odd = hn::BitCast(f, hn::InterleaveUpper(pairs, ab, cd));
+  HWY_ALIGN float blocks[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(hn::Add(even, odd), f, blocks);
+  const hn::CappedTag<float, 4> four;
+  auto sum = hn::Load(four, blocks);
+  for (int64_t i = 4; i < lane_count(); i += 4) sum = hn::Add(sum, hn::Load(four, blocks + i));
+  hn::StoreU(sum, four, sums);
+#endif
+}
+
 // scores [kHeads, kPiece] of kKeys keys, `stride` elements apart. queries [kHeads, padded].
 template <int kHeads, int kKeys, class T>
 HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, const T* HWY_RESTRICT keys,
@@ -89,8 +110,14 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
   }
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
-#pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) scores[h * kPiece + k] = hn::GetLane(hn::SumOfLanes(f, sums[h][k]));
+    if constexpr (kKeys == kKeysAtOnce) {
+      sum_lanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores + h * kPiece);
+    } else {
+      const V zero = hn::Zero(f);
+      float lone[kKeysAtOnce];
+      sum_lanes(sums[h][0], zero, zero, zero, lone);
+      scores[h * kPiece] = lone[0];
+    }
   }
 }
 

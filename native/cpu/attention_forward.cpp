@@ -121,19 +121,6 @@ struct UnitPart {
   float* sums;       // [rows, padded]
 };
 
-// Adds rows r … r+rows-1 of P · V: `first`, `last` the columns of P, factors what the sums so far are scaled
-// with.
-HWY_INLINE void add_values(const AttentionCall& call, const float* weights, const float* values, int64_t rows,
-                           int64_t first, int64_t last, float* sums, const float* factors) {
-  const int64_t width = panel_width(), padded = call.padded;
-  for (int64_t column = 0; column < padded; column += width) {
-    const int64_t w = std::min(width, padded - column);
-    multiply<Start::kScale>(rows, w / lane_count(), Left{weights + first, kTile, 1},
-                            values + column * kTile + first * w, w, last - first, sums + column, padded,
-                            factors);
-  }
-}
-
 // One tile of keys against all rows of a unit. queries [rows, head_dim]; scores: room for [kBlockRows,
 // kTile].
 void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank, int64_t tile,
@@ -143,8 +130,8 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
   const float* keys = packed.keys(packed_row, unit.head, tile);
   const float* values = packed.values(packed_row, unit.head, tile);
   const bool finite = packed.finite(packed_row, unit.head, tile);
-  const int64_t head_dim = call.args.head_dim, width = panel_width(), origin = tile * kTile;
-  const int64_t rows = (unit.end - unit.begin) * call.group;
+  const int64_t head_dim = call.args.head_dim, padded = call.padded, width = panel_width();
+  const int64_t origin = tile * kTile, rows = (unit.end - unit.begin) * call.group;
 
   for (int64_t r0 = 0; r0 < rows; r0 += kBlockRows) {
     const int64_t count = std::min<int64_t>(kBlockRows, rows - r0);
@@ -162,31 +149,31 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
     if (columns.empty()) continue;
 
     const int64_t begin = columns.begin / width * width, end = round_up(columns.end, width);
-    for (int64_t c = begin; c < end; c += width) {
-      multiply<Start::kZero>(count, kBlockVectors, Left{queries + r0 * head_dim, head_dim, 1},
-                             keys + c * head_dim, width, head_dim, scores + c, kTile);
-    }
+    multiply<Start::kZero>(count, Left{queries + r0 * head_dim, head_dim, 1},
+                           Panels{keys + begin * head_dim, head_dim}, end - begin, head_dim, scores + begin,
+                           kTile);
     float factors[kBlockRows];
     for (int64_t r = 0; r < count; ++r) {
       const float bias = call.bias(bank, unit.row, unit.begin + (r0 + r) / call.group);
       factors[r] = softmax_columns(call.bf16, scores + r * kTile, columns.begin, columns.end, own[r].begin,
                                    own[r].end, call.args.scale, bias, part.running[r0 + r]);
     }
-    float* sums = part.sums + r0 * call.padded;
+    const auto add_values = [&](int64_t r, int64_t rows_added, Span weights) HWY_ATTR {
+      multiply<Start::kScale>(rows_added, Left{scores + r * kTile + weights.begin, kTile, 1},
+                              Panels{values, kTile, weights.begin}, padded, weights.size(),
+                              part.sums + (r0 + r) * padded, padded, factors + r);
+    };
     if (finite || same) {
-      add_values(call, scores, values, count, columns.begin, columns.end, sums, factors);
+      add_values(0, count, columns);
       continue;
     }
     // 0 · inf is NaN: a row must not meet values it does not see.
     for (int64_t r = 0; r < count; ++r) {
-      if (own[r].empty()) continue;
-      add_values(call, scores + r * kTile, values, 1, own[r].begin, own[r].end, sums + r * call.padded,
-                 factors + r);
+      if (!own[r].empty()) add_values(r, 1, own[r]);
     }
   }
 }
 
-// scratch: unit_scratch bytes.
 void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* scratch) {
   const AttentionCall& call = packed.call;
   const ops::AttentionArgs& args = call.args;

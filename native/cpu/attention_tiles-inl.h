@@ -26,6 +26,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using F = hn::ScalableTag<float>;
+using I = hn::ScalableTag<int32_t>;
 using V = hn::Vec<F>;
 
 // A register block is kBlockRows × kBlockVectors accumulators: 12 of 16 registers, or 24 of 32.
@@ -48,6 +49,25 @@ HWY_INLINE int64_t panel_width() { return kBlockVectors * lane_count(); }
 struct Left {
   const float* data;
   int64_t row_stride, step_stride;
+};
+
+// A right operand in panels of panel_width columns (fewer in the last), each [depth, its width] without gaps;
+// the product starts at row `first`.
+struct Panels {
+  const float* data;
+  int64_t depth, first = 0;
+  HWY_INLINE const float* at(int64_t column, int64_t width) const {
+    return data + column * depth + first * width;
+  }
+  HWY_INLINE int64_t stride(int64_t width) const { return width; }
+};
+
+// A right operand that is an ordinary matrix.
+struct Matrix {
+  const float* data;
+  int64_t row_stride;
+  HWY_INLINE const float* at(int64_t column, int64_t) const { return data + column; }
+  HWY_INLINE int64_t stride(int64_t) const { return row_stride; }
 };
 
 // What an accumulator starts from: zero, C, or C times the row's factor.
@@ -95,39 +115,51 @@ HWY_INLINE void multiply_block(Left left, const float* HWY_RESTRICT right, int64
   }
 }
 
-template <Start kStart, int kVectors>
-HWY_INLINE void multiply_rows(int64_t rows, Left left, const float* right, int64_t right_stride,
-                              int64_t steps, float* c, int64_t c_stride, const float* factors) {
-  switch (rows) {
-    case 6:
-      return multiply_block<kStart, 6, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
-    case 5:
-      return multiply_block<kStart, 5, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
-    case 4:
-      return multiply_block<kStart, 4, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
-    case 3:
-      return multiply_block<kStart, 3, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+template <Start kStart, int kRows, class Right>
+HWY_INLINE void multiply_rows(Left left, const Right& right, int64_t columns, int64_t steps, float* c,
+                              int64_t c_stride, const float* factors) {
+  const int64_t width = panel_width();
+  int64_t column = 0;
+  for (; column + width <= columns; column += width) {
+    multiply_block<kStart, kRows, kBlockVectors>(left, right.at(column, width), right.stride(width), steps,
+                                                 c + column, c_stride, factors);
+  }
+  const int64_t rest = columns - column;
+  const auto last = [&]<int kVectors>() HWY_ATTR {
+    multiply_block<kStart, kRows, kVectors>(left, right.at(column, rest), right.stride(rest), steps,
+                                            c + column, c_stride, factors);
+  };
+  switch (rest / lane_count()) {
+    case 0:
+      return;
+    case 1:
+      return last.template operator()<1>();
     case 2:
-      return multiply_block<kStart, 2, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+      return last.template operator()<std::min(2, kBlockVectors)>();
     default:
-      return multiply_block<kStart, 1, kVectors>(left, right, right_stride, steps, c, c_stride, factors);
+      return last.template operator()<std::min(3, kBlockVectors)>();
   }
 }
 
-// A product of up to kBlockRows rows and up to kBlockVectors vectors of columns.
-template <Start kStart>
-HWY_NOINLINE void multiply(int64_t rows, int64_t vectors, Left left, const float* right, int64_t right_stride,
-                           int64_t steps, float* c, int64_t c_stride, const float* factors = nullptr) {
-  if (vectors == kBlockVectors) {
-    return multiply_rows<kStart, kBlockVectors>(rows, left, right, right_stride, steps, c, c_stride, factors);
+// C [rows, columns] = start + left · right, for up to kBlockRows rows and a multiple of the vector length of
+// columns.
+template <Start kStart, class Right>
+HWY_NOINLINE void multiply(int64_t rows, Left left, Right right, int64_t columns, int64_t steps, float* c,
+                           int64_t c_stride, const float* factors = nullptr) {
+  switch (rows) {
+    case 6:
+      return multiply_rows<kStart, 6>(left, right, columns, steps, c, c_stride, factors);
+    case 5:
+      return multiply_rows<kStart, 5>(left, right, columns, steps, c, c_stride, factors);
+    case 4:
+      return multiply_rows<kStart, 4>(left, right, columns, steps, c, c_stride, factors);
+    case 3:
+      return multiply_rows<kStart, 3>(left, right, columns, steps, c, c_stride, factors);
+    case 2:
+      return multiply_rows<kStart, 2>(left, right, columns, steps, c, c_stride, factors);
+    default:
+      return multiply_rows<kStart, 1>(left, right, columns, steps, c, c_stride, factors);
   }
-  if constexpr (kBlockVectors == 4) {
-    if (vectors == 3)
-      return multiply_rows<kStart, 3>(rows, left, right, right_stride, steps, c, c_stride, factors);
-    if (vectors == 2)
-      return multiply_rows<kStart, 2>(rows, left, right, right_stride, steps, c, c_stride, factors);
-  }
-  multiply_rows<kStart, 1>(rows, left, right, right_stride, steps, c, c_stride, factors);
 }
 
 // ---------------------------------------------------------------- softmax
@@ -135,7 +167,7 @@ HWY_NOINLINE void multiply(int64_t rows, int64_t vectors, Left left, const float
 // exp(x) for x <= 0, or a little above: within 2 ulp, 1 at 0, 0 below -87.3 and NaN for NaN.
 HWY_INLINE V exp_of_score(V x) {
   const F f;
-  const hn::RebindToSigned<F> i;
+  const I i;
   // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits.
   const V magic = hn::Set(f, 12582912.0f);
   const V shifted = hn::MulAdd(x, hn::Set(f, 1.44269504f), magic);
@@ -158,64 +190,69 @@ HWY_INLINE V exp_of_score(V x) {
 
 HWY_INLINE float exp_of_score(float x) { return hn::GetLane(exp_of_score(hn::Set(F(), x))); }
 
+// Calls step(column, keep) for the vectors that cover columns [begin, end) of a row, which are multiples of
+// the vector length so that a column's lane never depends on the range. keep(x, other) is x in columns
+// [first, last) and `other` elsewhere.
+template <class Step>
+HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t last, Step&& step) {
+  const F f;
+  const I i;
+  const int64_t lanes = lane_count();
+  const auto iota = hn::Iota(i, 0);
+  const auto edge = [&](int64_t c) HWY_ATTR {
+    const auto before = hn::Lt(iota, hn::Set(i, static_cast<int32_t>(first - c)));
+    const auto after = hn::Gt(iota, hn::Set(i, static_cast<int32_t>(last - 1 - c)));
+    const auto outside =
+        hn::RebindMask(f, hn::MaskFromVec(hn::Or(hn::VecFromMask(i, before), hn::VecFromMask(i, after))));
+    step(c, [&](V x, V other) HWY_ATTR { return hn::IfThenElse(outside, other, x); });
+  };
+  const int64_t inner_begin = std::clamp(round_up(first, lanes), begin, end);
+  const int64_t inner_end = std::max(inner_begin, std::min(last / lanes * lanes, end));
+  for (int64_t c = begin; c < inner_begin; c += lanes) edge(c);
+  for (int64_t c = inner_begin; c < inner_end; c += lanes) step(c, [](V x, V) HWY_ATTR { return x; });
+  for (int64_t c = inner_end; c < end; c += lanes) edge(c);
+}
+
 // A row's running softmax: the largest score so far, and Σ exp(score - max).
 struct Running {
   float max = kMinusInfinity, sum = 0;
 };
 
-// Turns columns begin … end-1 of a row of raw products into weights exp(scale · product + bias - max), zero
-// outside of columns [first, last), and moves `running` on. Returns what the sums so far have to be
-// multiplied with. begin and end are multiples of the vector length, so that a column's lane never depends on
-// the range.
-template <bool kMasked, bool kRound>
+// Turns the vectors that cover columns [begin, end) of a row of raw products into weights
+// exp(scale · product + bias - max), zero outside of columns [first, last), and moves `running` on. Returns
+// what the sums so far have to be multiplied with.
+template <bool kRound>
 HWY_INLINE float softmax_columns(float* HWY_RESTRICT s, int64_t begin, int64_t end, int64_t first,
                                  int64_t last, float scale, float bias, Running& running) {
   const F f;
-  const hn::RebindToSigned<F> i;
   const int64_t lanes = lane_count();
-  const V scales = hn::Set(f, scale), biases = hn::Set(f, bias);
-  const auto inside = [&](int64_t c) HWY_ATTR {
-    const auto columns = hn::Iota(i, static_cast<int32_t>(c));
-    const auto outside =
-        hn::Or(hn::VecFromMask(i, hn::Lt(columns, hn::Set(i, static_cast<int32_t>(first)))),
-               hn::VecFromMask(i, hn::Gt(columns, hn::Set(i, static_cast<int32_t>(last - 1)))));
-    return hn::RebindMask(f, hn::Not(hn::MaskFromVec(outside)));
-  };
-  V largest = hn::Set(f, kMinusInfinity);
-  for (int64_t c = begin; c < end; c += lanes) {
-    V x = hn::MulAdd(hn::LoadU(f, s + c), scales, biases);
-    if constexpr (kMasked) x = hn::IfThenElse(inside(c), x, hn::Set(f, kMinusInfinity));
-    largest = hn::Max(largest, x);
-  }
+  begin = begin / lanes * lanes, end = round_up(end, lanes);
+  const V scales = hn::Set(f, scale), biases = hn::Set(f, bias), minus_infinity = hn::Set(f, kMinusInfinity);
+  V largest = minus_infinity;
+  for_columns(begin, end, first, last, [&](int64_t c, auto keep) HWY_ATTR {
+    largest = hn::Max(largest, keep(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), minus_infinity));
+  });
   const float max = std::max(running.max, hn::GetLane(hn::MaxOfLanes(f, largest)));
   // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
   const float shift = max == kMinusInfinity ? 0.0f : max;
   const float factor = exp_of_score(running.max - shift);
-  const V shifts = hn::Set(f, shift);
-  V sum = hn::Zero(f);
-  for (int64_t c = begin; c < end; c += lanes) {
-    V p = exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), shifts));
-    if constexpr (kMasked) p = hn::IfThenElseZero(inside(c), p);
+  const V shifts = hn::Set(f, shift), zero = hn::Zero(f);
+  V sum = zero;
+  for_columns(begin, end, first, last, [&](int64_t c, auto keep) HWY_ATTR {
+    V p = keep(exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), shifts)), zero);
     sum = hn::Add(sum, p);
     if constexpr (kRound) p = round_to_bf16(f, p);
     hn::StoreU(p, f, s + c);
-  }
+  });
   running.max = max;
   running.sum = running.sum * factor + hn::GetLane(hn::SumOfLanes(f, sum));
   return factor;
 }
 
-// As above for columns [first, last) inside [begin, end), which need not be aligned.
 HWY_INLINE float softmax_columns(bool round, float* s, int64_t begin, int64_t end, int64_t first,
                                  int64_t last, float scale, float bias, Running& running) {
-  const int64_t lanes = lane_count();
-  begin = begin / lanes * lanes, end = round_up(end, lanes);
-  if (first > begin || last < end) {
-    return round ? softmax_columns<true, true>(s, begin, end, first, last, scale, bias, running)
-                 : softmax_columns<true, false>(s, begin, end, first, last, scale, bias, running);
-  }
-  return round ? softmax_columns<false, true>(s, begin, end, first, last, scale, bias, running)
-               : softmax_columns<false, false>(s, begin, end, first, last, scale, bias, running);
+  return round ? softmax_columns<true>(s, begin, end, first, last, scale, bias, running)
+               : softmax_columns<false>(s, begin, end, first, last, scale, bias, running);
 }
 
 // One bank's part of a query's attention: Σ exp(score - max) · v, not yet divided.
@@ -243,19 +280,27 @@ inline void finish_query(const BankPart* parts, int32_t count, int64_t head_dim,
     std::fill_n(out, head_dim, 0.0f);
     return;
   }
+  // What a bank does not show weighs nothing: its sums are zeros.
   float weights[2] = {0, 0}, sum = 0;
   for (int32_t bank = 0; bank < count; ++bank) {
     if (!parts[bank].seen) continue;
-    weights[bank] = std::exp(parts[bank].running.max - max);
+    weights[bank] = exp_of_score(parts[bank].running.max - max);
     sum += weights[bank] * parts[bank].running.sum;
   }
-  const float inverse = 1.0f / sum;
-  for (int64_t i = 0; i < head_dim; ++i) {
-    float value = 0;
-    for (int32_t bank = 0; bank < count; ++bank) {
-      if (parts[bank].seen) value += weights[bank] * parts[bank].sums[i];
+  const F f;
+  const V inverse = hn::Set(f, 1.0f / sum), first = hn::Set(f, weights[0]), second = hn::Set(f, weights[1]);
+  const int64_t lanes = lane_count();
+  for (int64_t i = 0; i < head_dim; i += lanes) {
+    V x = hn::Mul(first, hn::LoadU(f, parts[0].sums + i));
+    if (count == 2) x = hn::Add(x, hn::Mul(second, hn::LoadU(f, parts[1].sums + i)));
+    x = hn::Mul(x, inverse);
+    if (i + lanes <= head_dim) {
+      hn::StoreU(x, f, out + i);
+    } else {
+      HWY_ALIGN float last[HWY_MAX_BYTES / sizeof(float)];
+      hn::Store(x, f, last);
+      std::copy_n(last, head_dim - i, out + i);
     }
-    out[i] = value * inverse;
   }
 }
 
