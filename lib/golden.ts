@@ -213,7 +213,16 @@ class Comparison {
   }
 }
 
-/** Reads the facts of a case, which come from a file. */
+/** An object among the facts of a case, which come from a file. */
+function section(golden: GoldenCase, key: string): Record<string, unknown> {
+  const value = golden.facts[key];
+  if (typeof value === 'object' && value !== null) return value as Record<string, unknown>;
+  throw new DuokvError(
+    'ERR_CHECKPOINT',
+    `${golden.name}/expected.json: ${key} is ${JSON.stringify(value)}, not an object`,
+  );
+}
+
 function fact(golden: GoldenCase, facts: Record<string, unknown>, key: string): number {
   const value = facts[key];
   if (typeof value === 'number') return value;
@@ -383,7 +392,7 @@ async function checkDocumentIds(
 }
 
 function checkBytes(golden: GoldenCase, session: Session, key: string, comparison: Comparison): void {
-  const facts = golden.facts[key] as Record<string, unknown>;
+  const facts = section(golden, key);
   const { lower, global, local, documentIds, total } = session.cache.bytes();
   const expected = ['kv', 'document_ids', 'total'].map((part) => fact(golden, facts, part));
   comparison.count(
@@ -427,7 +436,7 @@ async function checkSessions(golden: GoldenCase, model: Model, comparison: Compa
   const length = golden.shape.at(-1)!;
   const prompt = { tokens, documentIds: documentIds! };
   const capacity = length + fact(golden, golden.facts, 'decode_steps');
-  const positions = golden.facts['upper_positions'] as Record<string, Record<string, unknown>>;
+  const positions = section(golden, 'upper_positions') as Record<string, Record<string, unknown> | undefined>;
   for (const schedule of ['exact', 'full', 'uniform'] as const) {
     const counts = positions[schedule];
     if (counts === undefined) continue;
@@ -460,8 +469,8 @@ async function checkSessions(golden: GoldenCase, model: Model, comparison: Compa
 
 /** Three updates of two micro-batches each, with clipping, schedule and moments. */
 async function checkThreeUpdates(golden: GoldenCase, model: Model, comparison: Comparison): Promise<void> {
-  const updates = golden.facts['updates'] as Record<string, unknown>[];
-  const facts = golden.facts['schedule'] as Record<string, unknown>;
+  const updates = Object.values(section(golden, 'updates')) as Record<string, unknown>[];
+  const facts = section(golden, 'schedule');
   const [peak, warmup, total, finalFraction] = ['peak', 'warmup', 'total', 'final_fraction'].map((key) =>
     fact(golden, facts, key),
   ) as [number, number, number, number];

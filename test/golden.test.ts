@@ -115,6 +115,11 @@ describe('golden cases', () => {
       expected: new Map([...golden.expected].filter(([name]) => name !== 'logits')),
     };
     await assert.rejects(qualify(without), { code: 'ERR_CHECKPOINT', message: /logits/ });
+    const facts = { ...golden.facts, upper_positions: null };
+    await assert.rejects(qualify({ ...golden, facts }), {
+      code: 'ERR_CHECKPOINT',
+      message: /upper_positions/,
+    });
     await assert.rejects(qualify({ ...golden, config: { ...golden.config, kvHeads: 5 } }), {
       code: 'ERR_CONFIG',
     });
