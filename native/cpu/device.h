@@ -56,7 +56,8 @@ struct duokv::ops::Device {
   explicit Device(int32_t threads);
 
   cpu::ThreadPool pool;
-  // Scratch of one operation, by pool worker and shared by all; an operation that calls another must not hold them across.
+  // Scratch of one operation, by pool worker and shared by all; an operation that calls another must not hold
+  // them across.
   std::vector<cpu::Scratch> worker_scratch;
   cpu::Scratch shared_scratch;
   int64_t bytes_allocated = 0;

@@ -1,6 +1,7 @@
-// One pool per device. A job is a number of chunks; the caller takes chunks too and at the end waits only for chunks
-// that another thread has taken, so a worker that never woke costs nothing. Chunk boundaries are the caller's and must
-// depend on shapes only, never on the number of threads: that keeps results the same for any thread count.
+// One pool per device. A job is a number of chunks; the caller takes chunks too and at the end waits only for
+// chunks that another thread has taken, so a worker that never woke costs nothing. Chunk boundaries are the
+// caller's and must depend on shapes only, never on the number of threads: that keeps results the same for
+// any thread count.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,15 @@ class ThreadPool {
 
   int32_t threads() const { return threads_; }
 
-  // Calls body(chunk, worker) for every chunk in [0, chunks), worker in [0, threads()). The first exception of a chunk
-  // is rethrown here after all taken chunks have ended. Not reentrant: one caller at a time, no nesting.
+  // Calls body(chunk, worker) for every chunk in [0, chunks), worker in [0, threads()). The first exception
+  // of a chunk is rethrown here after all taken chunks have ended. Not reentrant: one caller at a time, no
+  // nesting.
   template <class Body>
   void run(int64_t chunks, Body&& body) {
     using B = std::remove_reference_t<Body>;
-    run_chunks(chunks, [](void* b, int64_t chunk, int32_t worker) { (*static_cast<B*>(b))(chunk, worker); },
-               const_cast<void*>(static_cast<const void*>(&body)));
+    run_chunks(
+        chunks, [](void* b, int64_t chunk, int32_t worker) { (*static_cast<B*>(b))(chunk, worker); },
+        const_cast<void*>(static_cast<const void*>(&body)));
   }
 
  private:

@@ -1,14 +1,18 @@
 // The op list: everything a backend must be able to do, declared once.
 //
-// `core` calls operations only through the `OpTable` below, a table of plain C functions over plain structs, so that a
-// backend can be a library opened at run time. No exception crosses this line: every function returns a `Status`, and
-// `last_error` gives the message of the calling thread's last failure.
+// `core` calls operations only through the `OpTable` below, a table of plain C functions over plain structs,
+// so that a backend can be a library opened at run time. No exception crosses this line: every function
+// returns a `Status`, and `last_error` gives the message of the calling thread's last failure.
 //
 // Conventions
-//   * Pointers are device memory of the backend unless a comment says "host". Matrices are dense and row-major.
-//   * All activations, parameters and gradients are FP32; `ProductMode` says how the operands of a product are rounded.
-//   * Letters: m rows (batch * positions), d hidden width, f FFN width, k = kv_heads * head_dim, V vocabulary.
-//   * "accumulates" means `+=`; everything else is overwritten. Outputs alias inputs only where a comment allows it.
+//   * Pointers are device memory of the backend unless a comment says "host". Matrices are dense and
+//     row-major.
+//   * All activations, parameters and gradients are FP32; `ProductMode` says how the operands of a product
+//     are rounded.
+//   * Letters: m rows (batch * positions), d hidden width, f FFN width, k = kv_heads * head_dim, V
+//     vocabulary.
+//   * "accumulates" means `+=`; everything else is overwritten. Outputs alias inputs only where a comment
+//     allows it.
 //   * Every operation is deterministic: same inputs and thread count, same bits. Forward operations are also
 //     row-independent: a row's result does not depend on m, on its index, or on the other rows.
 #pragma once
@@ -22,10 +26,10 @@ inline constexpr uint32_t kAbiVersion = 1;
 
 enum Status : int32_t {
   kOk = 0,
-  kInvalid = 1,       // arguments that no caller should pass; a bug in core
-  kOutOfMemory = 2,   // the device cannot hold what was asked
-  kUnavailable = 3,   // no such device, or a needed library is missing
-  kInternal = 4,      // the backend failed
+  kInvalid = 1,      // arguments that no caller should pass; a bug in core
+  kOutOfMemory = 2,  // the device cannot hold what was asked
+  kUnavailable = 3,  // no such device, or a needed library is missing
+  kInternal = 4,     // the backend failed
 };
 
 enum class DType : int32_t { F32 = 0, BF16 = 1 };
@@ -41,19 +45,19 @@ struct Device;     // a backend's device: memory, threads or streams, scratch
 struct PackCache;  // packed or converted copies of weights, keyed by weight and version
 
 struct DeviceInfo {
-  char name[128];         // processor or card
-  char isa[64];           // instruction set or compute capability in use
-  char libraries[256];    // "oneDNN 2.6.3; Highway 1.0.3"
-  char attention[128];    // how TF32x3 attention runs here
+  char name[128];       // processor or card
+  char isa[64];         // instruction set or compute capability in use
+  char libraries[256];  // "oneDNN 2.6.3; Highway 1.0.3"
+  char attention[128];  // how TF32x3 attention runs here
   int32_t threads;
-  int64_t memory_total;   // bytes
-  int64_t memory_used;    // bytes allocated through this device
+  int64_t memory_total;  // bytes
+  int64_t memory_used;   // bytes allocated through this device
 };
 
 // ---------------------------------------------------------------- products
 
-// W of y = x · Wᵀ: FP32 master [n, k]. With a pack cache the backend may keep a packed copy of `version`; a copy of
-// another version is never read. Without one (training) it packs transiently.
+// W of y = x · Wᵀ: FP32 master [n, k]. With a pack cache the backend may keep a packed copy of `version`; a
+// copy of another version is never read. Without one (training) it packs transiently.
 struct Weight {
   const float* data;
   int64_t n, k;
@@ -68,7 +72,7 @@ struct LinearArgs {
   Weight w;
   float* y;
   bool accumulate;    // y += ...: the residual stream
-  bool round_output;  // round the product to BF16 before it is stored or added (projections and FFN under BF16)
+  bool round_output;  // round the product to BF16 before it is stored or added
   ProductMode mode;
 };
 
@@ -99,8 +103,9 @@ struct LinearCrossEntropyArgs {
 
 // ---------------------------------------------------------------- attention over up to two banks
 
-// One row's stored entries: absolute positions first … first+count-1, position p at slot (slot + p - first) % capacity.
-// Entry e of KV head h starts at k + h * head_stride + e_slot * position_stride (elements), likewise v.
+// One row's stored entries: absolute positions first … first+count-1, position p at slot (slot + p - first) %
+// capacity. Entry e of KV head h starts at k + h * head_stride + e_slot * position_stride (elements),
+// likewise v.
 struct BankRow {
   const void* k;
   const void* v;
@@ -116,8 +121,8 @@ struct Bank {
 };
 
 // Query t of row b has absolute position positions[b] + t and reads, in each bank, the stored entries i with
-// max(document_start[b, t], p - window + 1) <= i <= p. One softmax over the union of the banks (paper eq. 1); an entry
-// stored in both banks counts twice. Query head h reads KV head h * kv_heads / query_heads.
+// max(document_start[b, t], p - window + 1) <= i <= p. One softmax over the union of the banks (paper eq. 1);
+// an entry stored in both banks counts twice. Query head h reads KV head h * kv_heads / query_heads.
 struct AttentionArgs {
   int64_t batch, queries;
   int32_t query_heads, kv_heads, head_dim;
@@ -128,18 +133,20 @@ struct AttentionArgs {
   int32_t bank_count;             // 1 or 2
   Bank banks[2];
   float* out;  // [batch, queries, query_heads, head_dim]
-  float* lse;  // [bank_count, batch, queries, query_heads] log-sum-exp of each bank, -inf where it shows nothing; may be null
+  // Log-sum-exp of each bank, -inf where it shows nothing, [bank_count, batch, queries, query_heads]; may be null
+  float* lse;
   ProductMode mode;
 };
 
-// Gradients of a bank, FP32, of every stored entry, in token-major layout [batch, count, kv_heads, head_dim] with the
-// same count in every row. Accumulates.
+// Gradients of a bank, FP32, of every stored entry, in token-major layout [batch, count, kv_heads, head_dim]
+// with the same count in every row. Accumulates.
 struct BankGradient {
   float* dk;
   float* dv;
 };
 
-// Backward from the saved log-sum-exp. Where a query sees one entry in all, its score has exactly zero gradient.
+// Backward from the saved log-sum-exp. Where a query sees one entry in all, its score has exactly zero
+// gradient.
 struct AttentionBackwardArgs {
   AttentionArgs forward;  // out and lse as the forward pass left them; banks FP32
   const float* dout;      // as out
@@ -147,7 +154,8 @@ struct AttentionBackwardArgs {
   BankGradient grads[2];
 };
 
-// Separate fusion: out = (1 - beta) * global + beta * local, beta = sigmoid(logit[head]). [m, heads, head_dim]
+// Separate fusion: out = (1 - beta) * global + beta * local, beta = sigmoid(logit[head]). [m, heads,
+// head_dim]
 struct FuseArgs {
   const float* global;
   const float* local;
@@ -172,8 +180,9 @@ struct BankSlot {
   int32_t slot, capacity;
 };
 
-// Writes entries skip … count-1 of src [batch, count, kv_heads, head_dim] (FP32) into each row's bank, converting to dtype.
-// Entry i goes to slot (slot + i) % capacity, so skipping leaves the slots of skipped entries untouched.
+// Writes entries skip … count-1 of src [batch, count, kv_heads, head_dim] (FP32) into each row's bank,
+// converting to dtype. Entry i goes to slot (slot + i) % capacity, so skipping leaves the slots of skipped
+// entries untouched.
 struct CacheWriteArgs {
   const float* src;
   int64_t batch, count, skip;
@@ -269,8 +278,9 @@ struct SwigluBackwardArgs {
   float* dup;    // null when up is null
 };
 
-// The last `keep` of each row's `count` vectors: dst [batch, keep, d] = src [batch, count, d][:, count-keep:]. With
-// `scatter_add`, the transpose: dst [batch, count, d][:, count-keep:] += src [batch, keep, d].
+// The last `keep` of each row's `count` vectors: dst [batch, keep, d] = src [batch, count, d][:,
+// count-keep:]. With `scatter_add`, the transpose: dst [batch, count, d][:, count-keep:] += src [batch, keep,
+// d].
 struct SuffixRowsArgs {
   const float* src;
   int64_t batch, count, keep, d;
@@ -313,7 +323,8 @@ struct OpTable {
   uint32_t abi_version;
   const char* backend;  // "cpu", "cuda"
 
-  Status (*open)(const char* options, int32_t threads, Device** device);  // threads 0: decide; options: device index, ""
+  // threads 0: decide; options: device index, ""
+  Status (*open)(const char* options, int32_t threads, Device** device);
   void (*close)(Device*);
   Status (*info)(Device*, DeviceInfo*);
   const char* (*last_error)();
@@ -321,7 +332,8 @@ struct OpTable {
   Status (*allocate)(Device*, int64_t bytes, void** memory);  // 64-byte aligned, contents undefined
   void (*release)(Device*, void* memory);
   Status (*upload)(Device*, void* dst, const void* host_src, int64_t bytes);
-  Status (*download)(Device*, void* host_dst, const void* src, int64_t bytes);  // waits for the work queued before it
+  // Waits for the work queued before it.
+  Status (*download)(Device*, void* host_dst, const void* src, int64_t bytes);
   Status (*copy)(Device*, void* dst, const void* src, int64_t bytes);
   Status (*zero)(Device*, void* dst, int64_t bytes);
 
