@@ -72,7 +72,7 @@ struct LinearArgs {
   Weight w;
   float* y;
   bool accumulate;    // y += ...: the residual stream
-  bool round_output;  // round the product to BF16 before it is stored or added
+  bool round_output;  // round the product to BF16 before storing or adding: projections and FFN under BF16
   ProductMode mode;
 };
 
@@ -133,7 +133,8 @@ struct AttentionArgs {
   int32_t bank_count;             // 1 or 2
   Bank banks[2];
   float* out;  // [batch, queries, query_heads, head_dim]
-  // Log-sum-exp of each bank, -inf where it shows nothing, [bank_count, batch, queries, query_heads]; may be null
+  // Log-sum-exp of each bank, -inf where it shows nothing; may be null. [bank_count, batch, queries,
+  // query_heads]
   float* lse;
   ProductMode mode;
 };

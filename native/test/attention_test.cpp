@@ -141,7 +141,8 @@ DUOKV_TEST(random_cases_bf16) {
 DUOKV_TEST(random_gradients) {
   Rng rng(3);
   std::vector<Problem> problems;
-  for (int i = 0; i < trials(250); ++i) problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
+  for (int i = 0; i < trials(250); ++i)
+    problems.push_back(random_problem(rng, {.max_batch = 3, .backward = true}));
   expect_gradients_match("FP32", problems, 1e-5);
 }
 
@@ -500,7 +501,8 @@ DUOKV_TEST(every_instruction_set) {
     hwy::GetChosenTarget().DeInit();
     Rng rng(17);
     std::vector<Problem> problems, gradients;
-    for (int i = 0; i < trials(60); ++i) problems.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40}));
+    for (int i = 0; i < trials(60); ++i)
+      problems.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40}));
     for (int i = 0; i < trials(40); ++i) {
       gradients.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40, .backward = true}));
     }
