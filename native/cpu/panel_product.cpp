@@ -7,6 +7,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/panel_product.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -71,12 +72,19 @@ struct NarrowPanel {
   }
 };
 
+// Memory that will be read next: each of a tile's steps fetches the cache line at `data` and moves on by
+// `step` bytes.
+struct Ahead {
+  const char* data;
+  int64_t step;
+};
+
 // sums [R, P panels] = or += a [R, depth] · b, where a(r, i) is a[r * a_stride + i], or a[i * kTileRows + r]
 // if Grouped.
 template <int R, int P, class Panel, bool Grouped>
 HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_stride,
                      const typename Panel::Element* HWY_RESTRICT b, int64_t panel_stride,
-                     float* HWY_RESTRICT sums, bool add) {
+                     float* HWY_RESTRICT sums, bool add, Ahead ahead) {
   const DF df;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
   VF sum[R][P * kVectors];
@@ -86,6 +94,8 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
     for (int v = 0; v < P * kVectors; ++v) sum[r][v] = hn::Zero(df);
   }
   for (int64_t i = 0; i < depth; ++i) {
+    // Several panels are streams enough to keep the memory busy.
+    if (P == 1) hwy::Prefetch(ahead.data + i * ahead.step);
     for (int p = 0; p < P; ++p) {
       VF row[kVectors];
       Panel::load(b + p * panel_stride + i * Panel::kRow * lanes, row);
@@ -109,22 +119,23 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
 
 template <int P, class Panel, bool Grouped>
 HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, int64_t a_stride,
-                          const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add) {
+                          const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                          Ahead ahead) {
   if constexpr (P * kVectors <= 4) {
     switch (rows) {
       case 6:
-        return tile<6, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+        return tile<6, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
       case 5:
-        return tile<5, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+        return tile<5, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
       case 4:
-        return tile<4, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+        return tile<4, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
       case 3:
-        return tile<3, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+        return tile<3, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
       case 2:
-        return tile<2, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+        return tile<2, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
     }
   }
-  tile<1, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add);
+  tile<1, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
 }
 
 // Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
@@ -136,27 +147,18 @@ struct RowGroups {
   int64_t rows, count;
 };
 
-// Memory that will be read next.
-struct Ahead {
-  const char* data;
-  int64_t bytes;
-};
-
-// sums [groups.rows, P panels] = or += a · b for one block along k. Each group's turn also fetches its share
-// of `ahead` into the L2 cache: hardware prefetchers alone leave the kernel waiting at the start of every
-// block.
+// sums [groups.rows, P panels] = or += a · b for one block along k. The groups' turns together fetch
+// `next_bytes` at `next`: hardware prefetchers stop at the end of a page and alone leave the kernel waiting.
 template <int P, class Panel, bool Grouped>
 void multiply_block(const RowGroups& groups, int64_t depth, const float* a, int64_t a_stride,
                     const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
-                    Ahead ahead) {
+                    const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
-    const int64_t r = groups.begin(g), end = ahead.bytes * (g + 1) / groups.count;
-    for (int64_t byte = ahead.bytes * g / groups.count; byte < end; byte += 64) {
-      __builtin_prefetch(ahead.data + byte, 0, 2);
-    }
+    const int64_t r = groups.begin(g);
+    const Ahead ahead{next + next_bytes * g / groups.count, next_bytes / groups.count / depth};
     tile_of<P, Panel, Grouped>(groups.size(g), depth,
                                a + (Grouped ? g * kTileRows * kPanelDepth : r * a_stride), a_stride, b,
-                               panel_stride, sums + r * P * width(), add);
+                               panel_stride, sums + r * P * width(), add, ahead);
   }
 }
 
@@ -197,31 +199,32 @@ template <int P>
 void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, const float* a, int64_t a_stride,
                      int64_t panel, float* scratch) {
   const RowGroups groups(chunk.rows);
-  const int64_t k = p.b.k, panel_elements = k * width();
+  const int64_t k = p.b.k;
   const bool narrow = p.b.dtype == ops::DType::BF16;
-  const int64_t element = narrow ? 2 : 4, block_bytes = kPanelDepth * width() * element;
-  const char* end =
-      static_cast<const char*>(p.b.data) + (chunk.panel + chunk.panels) * panel_elements * element;
+  const int64_t row_bytes = width() * (narrow ? 2 : 4);
+  const char* data = static_cast<const char*>(p.b.data);
+  const char* end = data + (chunk.panel + chunk.panels) * k * row_bytes;
   float* sums = scratch;
   float* wide = sums + chunk.rows * P * width();
   for (int64_t i = 0; i < k; i += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, k - i), offset = panel * panel_elements + i * width();
-    const char* next = static_cast<const char*>(p.b.data) + (offset + depth * width()) * element;
-    // Few rows are bound by memory already.
-    const Ahead ahead{next, groups.count < 4 ? 0 : std::min<int64_t>(block_bytes, end - next)};
+    const int64_t depth = std::min(kPanelDepth, k - i);
+    const char* block = data + (panel * k + i) * row_bytes;
+    const char* next = block + depth * row_bytes;
+    const int64_t next_bytes = std::min(kPanelDepth * row_bytes, end - next);
     if (!narrow) {
       multiply_block<P, WidePanel, false>(groups, depth, a + i, a_stride,
-                                          static_cast<const float*>(p.b.data) + offset, panel_elements, sums,
-                                          i > 0, ahead);
+                                          reinterpret_cast<const float*>(block), k * width(), sums, i > 0,
+                                          next, next_bytes);
       continue;
     }
-    const auto* b = static_cast<const uint32_t*>(p.b.data) + offset / 2;
+    const auto* b = reinterpret_cast<const uint32_t*>(block);
     if (groups.count <= 2) {
-      multiply_block<P, NarrowPanel, false>(groups, depth, a + i, a_stride, b, panel_elements / 2, sums,
-                                            i > 0, ahead);
+      multiply_block<P, NarrowPanel, false>(groups, depth, a + i, a_stride, b, k * width() / 2, sums, i > 0,
+                                            next, next_bytes);
     } else {
       widen(b, depth, wide);
-      multiply_block<1, WidePanel, false>(groups, depth, a + i, a_stride, wide, 0, sums, i > 0, ahead);
+      multiply_block<1, WidePanel, false>(groups, depth, a + i, a_stride, wide, 0, sums, i > 0, next,
+                                          next_bytes);
     }
   }
   const int64_t column = panel * width();
@@ -282,7 +285,7 @@ void multiply_transposed(const PanelProduct& p, const ProductChunk& chunk, float
   const RowGroups groups(chunk.rows);
   const int64_t k = p.b.k;
   const bool narrow = p.b.dtype == ops::DType::BF16;
-  const int64_t element = narrow ? 2 : 4;
+  const int64_t row_bytes = width() * (narrow ? 2 : 4);
   float* sums = scratch;
   float* a = sums + chunk.panels * chunk.rows * width();
   float* wide = a + groups.count * kTileRows * kPanelDepth;
@@ -291,16 +294,15 @@ void multiply_transposed(const PanelProduct& p, const ProductChunk& chunk, float
     pack_groups(p.a, chunk.row, groups, i, depth, a);
     if (narrow) copy_rounded(a, groups.count * kTileRows * kPanelDepth, a);
     for (int64_t j = 0; j < chunk.panels; ++j) {
-      const int64_t offset = ((chunk.panel + j) * k + i) * width();
-      const char* next = static_cast<const char*>(p.b.data) + (offset + k * width()) * element;
-      const Ahead ahead{next, j + 1 < chunk.panels ? depth * width() * element : 0};
-      const float* b = static_cast<const float*>(p.b.data) + offset;
+      const char* block = static_cast<const char*>(p.b.data) + ((chunk.panel + j) * k + i) * row_bytes;
+      const bool last = j + 1 == chunk.panels;
+      const float* b = reinterpret_cast<const float*>(block);
       if (narrow) {
-        widen(static_cast<const uint32_t*>(p.b.data) + offset / 2, depth, wide);
+        widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
         b = wide;
       }
       multiply_block<1, WidePanel, true>(groups, depth, a, 0, b, 0, sums + j * chunk.rows * width(), i > 0,
-                                         ahead);
+                                         last ? block : block + k * row_bytes, last ? 0 : depth * row_bytes);
     }
   }
   for (int64_t j = 0; j < chunk.panels; ++j) {
