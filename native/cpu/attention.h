@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <limits>
 
 #include "ops/ops.h"
 
@@ -76,6 +76,11 @@ struct AttentionCall {
   int64_t lse_offset(int32_t bank, int64_t row, int64_t t, int64_t kv_head) const {
     return ((bank * args.batch + row) * args.queries + t) * args.query_heads + kv_head * group;
   }
+};
+
+// A row's running softmax: the largest score so far, and Σ exp(score - max).
+struct Running {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
 };
 
 // Throws InvalidArgument.

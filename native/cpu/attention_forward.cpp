@@ -25,6 +25,9 @@ constexpr int64_t kTile = 256;
 // Rows of a work unit: enough that a tile, read from the second-level cache, serves many rows.
 constexpr int64_t kUnitRows = 96;
 
+// Rows whose scores exist at a time.
+constexpr int64_t kScoreRows = 6;
+
 Span tile_span(int64_t tile) {
   return {static_cast<int32_t>(tile * kTile), static_cast<int32_t>((tile + 1) * kTile)};
 }
@@ -71,6 +74,35 @@ struct QueryUnit {
   int64_t pairs;  // visible pairs of a query head
 };
 
+// The state of a unit's rows in one bank.
+struct UnitPart {
+  Span* spans;       // [rows] what each row sees
+  Running* running;  // [rows]
+  float* sums;       // [rows, padded]
+};
+
+// What a unit computes with, laid out in `bytes` bytes of memory; without memory it only counts them.
+struct UnitMemory {
+  UnitMemory(const AttentionCall& call, int64_t rows, std::byte* memory) {
+    const auto carve = [&]<class T>(T*& pointer, int64_t count) {
+      pointer = memory ? reinterpret_cast<T*>(memory + bytes) : nullptr;
+      bytes += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
+    };
+    carve(queries, rows * call.args.head_dim);
+    carve(scores, kScoreRows * kTile);
+    for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
+      carve(parts[bank].spans, rows);
+      carve(parts[bank].running, rows);
+      carve(parts[bank].sums, rows * call.padded);
+    }
+  }
+
+  float* queries;  // [rows, head_dim]
+  float* scores;   // [kScoreRows, kTile]
+  UnitPart parts[2];
+  int64_t bytes = 0;
+};
+
 }  // namespace
 }  // namespace duokv::cpu
 #endif
@@ -114,17 +146,13 @@ void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) 
   packed.finite(row, unit.head, unit.tile) = hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
 }
 
-// The state of a unit's rows in one bank.
-struct UnitPart {
-  Span* spans;       // [rows] what each row sees
-  Running* running;  // [rows]
-  float* sums;       // [rows, padded]
-};
-
-// One tile of keys against all rows of a unit. queries [rows, head_dim]; scores: room for [kBlockRows,
-// kTile].
+// One tile of keys against all rows of a unit.
 void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank, int64_t tile,
-                 const float* queries, float* scores, const UnitPart& part) {
+                 const UnitMemory& memory) {
+  static_assert(kScoreRows == kBlockRows);
+  const UnitPart& part = memory.parts[bank];
+  const float* queries = memory.queries;
+  float* scores = memory.scores;
   const AttentionCall& call = packed.call;
   const PackedRow& packed_row = packed.row(bank, unit.row);
   const float* keys = packed.keys(packed_row, unit.head, tile);
@@ -178,24 +206,14 @@ void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* sc
   const AttentionCall& call = packed.call;
   const ops::AttentionArgs& args = call.args;
   const int64_t head_dim = args.head_dim, rows = (unit.end - unit.begin) * call.group;
-  const auto carve = [&]<class T>(T*& pointer, int64_t count) {
-    pointer = reinterpret_cast<T*>(scratch);
-    scratch += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-  };
-  float *queries, *scores;
-  carve(queries, rows * head_dim);
-  carve(scores, kBlockRows * kTile);
+  const UnitMemory memory(call, rows, scratch);
   for (int64_t t = unit.begin; t < unit.end; ++t) {
     copy_padded(args.q + call.query_offset(unit.row, t, unit.head), call.group * head_dim,
-                call.group * head_dim, call.bf16, queries + (t - unit.begin) * call.group * head_dim);
+                call.group * head_dim, call.bf16, memory.queries + (t - unit.begin) * call.group * head_dim);
   }
 
-  UnitPart parts[2];
   for (int32_t bank = 0; bank < args.bank_count; ++bank) {
-    UnitPart& part = parts[bank];
-    carve(part.spans, rows);
-    carve(part.running, rows);
-    carve(part.sums, rows * call.padded);
+    const UnitPart& part = memory.parts[bank];
     std::fill_n(part.running, rows, Running{});
     std::fill_n(part.sums, rows * call.padded, 0.0f);
     Span all;
@@ -205,7 +223,7 @@ void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* sc
     }
     if (all.empty()) continue;
     for (int64_t tile = all.begin / kTile; tile * kTile < all.end; ++tile) {
-      attend_tile(packed, unit, bank, tile, queries, scores, part);
+      attend_tile(packed, unit, bank, tile, memory);
     }
   }
 
@@ -214,7 +232,7 @@ void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* sc
     const int64_t t = unit.begin + r / call.group, head = r % call.group;
     BankPart finished[2];
     for (int32_t bank = 0; bank < args.bank_count; ++bank) {
-      const UnitPart& part = parts[bank];
+      const UnitPart& part = memory.parts[bank];
       finished[bank] = {!part.spans[r].empty(), part.running[r], part.sums + r * call.padded};
     }
     float* lse = args.lse ? args.lse + call.lse_offset(0, unit.row, t, unit.head) + head : nullptr;
@@ -289,10 +307,7 @@ void tiled_attention(Device* device, const AttentionCall& call) {
   std::stable_sort(units.begin(), units.end(),
                    [](const QueryUnit& a, const QueryUnit& b) { return a.pairs > b.pairs; });
 
-  const int64_t rows = positions * call.group;
-  const int64_t part_bytes = rows * (static_cast<int64_t>(sizeof(Span)) + 8 + 4 * call.padded) + 3 * 64;
-  const int64_t scratch_bytes =
-      4 * (rows * args.head_dim + 8 * kTile) + 2 * 64 + args.bank_count * part_bytes;
+  const int64_t scratch_bytes = UnitMemory(call, positions * call.group, nullptr).bytes;
   device->pool.run(static_cast<int64_t>(units.size()), [&](int64_t chunk, int32_t worker) {
     std::byte* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<std::byte>(scratch_bytes);
     HWY_DYNAMIC_DISPATCH(attend_unit)(packed, units[static_cast<size_t>(chunk)], scratch);

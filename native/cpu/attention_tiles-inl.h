@@ -213,11 +213,6 @@ HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t l
   for (int64_t c = inner_end; c < end; c += lanes) edge(c);
 }
 
-// A row's running softmax: the largest score so far, and Σ exp(score - max).
-struct Running {
-  float max = kMinusInfinity, sum = 0;
-};
-
 // Turns the vectors that cover columns [begin, end) of a row of raw products into weights
 // exp(scale · product + bias - max), zero outside of columns [first, last), and moves `running` on. Returns
 // what the sums so far have to be multiplied with.
