@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 
-import type { TargetBatch } from '../arguments.js';
+import { checkInteger, type TargetBatch } from '../arguments.js';
 import { DuokvError } from '../errors.js';
 import { readDocuments, type TextDocument } from './documents.js';
 import type { Tokenizer } from './tokenizer.js';
@@ -188,9 +188,13 @@ export class WindowCorpus {
 
 /**
  * The permutation of `windows` windows that training with `seed` follows in pass `epoch`: their order by
- * SHA-256("seed:epoch:window"), which is simple to reproduce elsewhere.
+ * SHA-256("seed:epoch:window"), which is simple to reproduce elsewhere. Errors: `ERR_ARGUMENT` for counts below 0 and
+ * anything that is no integer.
  */
 export function windowOrder(windows: number, seed: number | bigint, epoch = 0): Uint32Array {
+  checkInteger(windows, 'windows', 0);
+  if (typeof seed !== 'bigint') checkInteger(seed, 'seed', Number.MIN_SAFE_INTEGER);
+  checkInteger(epoch, 'epoch', 0);
   return hashOrder(Array.from({ length: windows }, (_, window) => `${seed}:${epoch}:${window}`));
 }
 
@@ -210,9 +214,20 @@ const PADDING_TARGET = -2n;
  * A document starts a window of its own unless it fits into the rest of the current one, so its score does not depend
  * on its neighbours; what is left of a row is padding without valid targets.
  *
- * Yields batches of up to `rows` rows; document ids are the indices of `documents`, -1 for padding.
+ * Yields batches of up to `rows` rows; document ids are the indices of `documents`, -1 for padding. Errors, at the call:
+ * `ERR_ARGUMENT` for a `context` or `rows` that is no positive integer.
  */
-export function* scoringBatches(
+export function scoringBatches(
+  documents: readonly TokenDocument[],
+  context: number,
+  rows: number,
+): Generator<WindowBatch> {
+  checkInteger(context, 'context', 1);
+  checkInteger(rows, 'rows', 1);
+  return packRows(documents, context, rows);
+}
+
+function* packRows(
   documents: readonly TokenDocument[],
   context: number,
   rows: number,

@@ -101,6 +101,25 @@ describe('corpus', () => {
     assert.throws(() => new WindowCorpus(documents, 2).batch([0, 1]), /windows\[1\]: 1 is outside \[0, 1\)/);
   });
 
+  it('refuses counts that are none, before it yields anything', () => {
+    const refuses = (call: () => unknown, message: RegExp) =>
+      assert.throws(call, (error) => {
+        assert.ok(error instanceof DuokvError && error.code === 'ERR_ARGUMENT', String(error));
+        assert.match(error.message, message);
+        return true;
+      });
+    const documents = [document('a', 1, 2, 3)];
+    for (const bad of [0, -1, 1.5, Number.NaN]) {
+      refuses(() => scoringBatches(documents, bad, 4), /^context /);
+      refuses(() => scoringBatches(documents, 4, bad), /^rows /);
+    }
+    for (const bad of [-1, 1.5, Number.NaN]) {
+      refuses(() => windowOrder(bad, 17), /^windows /);
+      refuses(() => windowOrder(4, 17, bad), /^epoch /);
+    }
+    refuses(() => windowOrder(4, Number.NaN), /^seed /);
+  });
+
   it('orders windows by the hash of seed, pass and window: a permutation of its own for each', () => {
     const order = windowOrder(200, 17);
     assert.deepEqual(
