@@ -279,6 +279,24 @@ export function callNow<T>(call: () => T): T {
   }
 }
 
+/** Calls that wait for a signal. One listener a signal serves them all: a server may share one signal among hundreds. */
+const cancellations = new WeakMap<AbortSignal, Set<NativeCancellation>>();
+
+function watch(signal: AbortSignal, cancellation: NativeCancellation): () => void {
+  let waiting = cancellations.get(signal);
+  if (waiting === undefined) {
+    const calls = new Set<NativeCancellation>();
+    const cancelAll = () => {
+      for (const call of calls) call.cancel();
+    };
+    signal.addEventListener('abort', cancelAll, { once: true });
+    cancellations.set(signal, calls);
+    waiting = calls;
+  }
+  const calls = waiting.add(cancellation);
+  return () => calls.delete(cancellation);
+}
+
 /**
  * Makes a call on the engine thread, at once, and lets `signal` cancel it. An aborted call rejects with the
  * signal's reason; a call that was already complete when the signal came resolves.
@@ -289,14 +307,13 @@ export async function callEngine<T>(
 ): Promise<T> {
   signal?.throwIfAborted();
   const cancellation = signal === undefined ? undefined : new native.Cancellation();
-  const cancel = () => cancellation?.cancel();
-  signal?.addEventListener('abort', cancel, { once: true });
+  const unwatch = signal && cancellation && watch(signal, cancellation);
   try {
     return await call(cancellation);
   } catch (error) {
     if ((error as { code?: unknown }).code === 'ABORT_ERR') signal?.throwIfAborted();
     throw translate(error);
   } finally {
-    signal?.removeEventListener('abort', cancel);
+    unwatch?.();
   }
 }

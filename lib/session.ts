@@ -10,7 +10,6 @@ import {
   checkSchedule,
   checkSignal,
   checkTokens,
-  documentRuns,
   type Schedule,
   show,
   type Tokens,
@@ -259,6 +258,13 @@ export class Session implements Disposable {
       prompts = Array.from(given, (row: unknown, i) => checkTokens(row, `tokens[${i}]`, vocab));
     } else {
       const flat = checkTokens(given, 'tokens', vocab);
+      if (flat.length === 0) {
+        const row = rows[0];
+        throw new DuokvError(
+          'ERR_SHAPE',
+          `tokens: the prompt of row ${row} is empty, or its buffer is detached`,
+        );
+      }
       if (flat.length % rows.length !== 0) {
         throw new DuokvError(
           'ERR_SHAPE',
@@ -307,10 +313,6 @@ export class Session implements Disposable {
       const length = counts[0] as number;
       const flat = checkIds(given, 'documentIds', length * counts.length);
       ids = counts.map((_, i) => flat.subarray(i * length, (i + 1) * length));
-    }
-    for (const [i, row] of rows.entries()) {
-      const own = ids[i] as BigInt64Array;
-      documentRuns(own, 0, own.length, `documentIds of row ${row}`);
     }
     return concatenateIds(ids);
   }

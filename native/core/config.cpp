@@ -58,6 +58,7 @@ void at_least(const char* key, int64_t value, int64_t least) {
 
 // Beyond this no product of two sizes fits the index types; it is far above any model this engine is for.
 constexpr int64_t kLargest = int64_t{1} << 24;
+constexpr int64_t kMostLayers = 1024;
 
 void in_range(const char* key, int64_t value) {
   at_least(key, value, 1);
@@ -97,6 +98,11 @@ void validate(const ModelConfig& c) {
   at_least("lowerLayers", c.lower_layers, 0);
   at_least("upperLayers", c.upper_layers, 0);
   in_range("lowerLayers + upperLayers", c.layers());
+  // A plan is a table in memory, built on the caller's thread: a config from a damaged file must not hold it
+  // up.
+  if (c.layers() > kMostLayers)
+    reject("lowerLayers + upperLayers is " + std::to_string(c.layers()) + "; it must be at most " +
+           std::to_string(kMostLayers));
   positive("ropeTheta", c.rope_theta);
   positive("ropeScale", c.rope_scale);
   positive("rmsNormEps", c.rms_norm_eps);

@@ -263,6 +263,16 @@ describe('bad input', () => {
         /rows\[1\]: row 1 is named twice/,
       ],
       [
+        'detached tokens',
+        () => {
+          const detached = tokens(3);
+          structuredClone(detached, { transfer: [detached.buffer as ArrayBuffer] });
+          return session.prefill({ tokens: detached, rows: [1] });
+        },
+        'ERR_SHAPE',
+        /the prompt of row 1 is empty, or its buffer is detached/,
+      ],
+      [
         'row outside',
         () => session.prefill({ tokens: tokens(2), rows: [2] }),
         'ERR_ARGUMENT',
@@ -286,7 +296,7 @@ describe('bad input', () => {
         'id that recurs',
         () => session.prefill({ tokens: tokens(3), documentIds: ids(8, 9, 8), rows: [1] }),
         'ERR_DOCUMENT_IDS',
-        /row 1: id 8 recurs .* at position 2/,
+        /id 8 recurs in row 1 at position 7/,
       ],
       [
         'unknown schedule',

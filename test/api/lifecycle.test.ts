@@ -196,6 +196,21 @@ describe('lifecycle', () => {
     assert.equal(trainer.update, 2);
   });
 
+  it('lets many calls share one signal', async () => {
+    using model = await Model.create(device, busy, { seed: 5 });
+    const warnings: string[] = [];
+    const listen = ({ name }: Error) => warnings.push(name);
+    process.on('warning', listen);
+    const shared = new AbortController();
+    const calls = Array.from({ length: 40 }, () => model.score({ ...work }, { signal: shared.signal }));
+    const settled = Promise.allSettled(calls);
+    shared.abort();
+    for (const { status } of await settled) assert.equal(status, 'rejected');
+    await new Promise((resolve) => setImmediate(resolve));
+    process.off('warning', listen);
+    assert.deepEqual(warnings, []);
+  });
+
   it('collects objects that nobody disposed', async () => {
     const { stdout } = await run('collect', '--expose-gc');
     const { most, least } = JSON.parse(stdout);

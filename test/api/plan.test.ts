@@ -227,6 +227,7 @@ describe('plan', () => {
       [presets.gqa4Cla2Tiny({ lowerLayers: 1 }), /lowerLayers \+ upperLayers is 3, an odd number/],
       [presets.globalOnlyTiny({ fusion: 'separate' }), /has no local bank/],
       [presets.currentOnlyTiny({ window: 2 }), /window is 2; design 'current-only' needs 1/],
+      [small({ lowerLayers: 100_000 }), /lowerLayers \+ upperLayers is 10000\d; it must be at most 1024/],
       [small({ historyWindow: 4 }), /historyWindow is an option of design 'repeated-current'/],
       [small({ kvHeads: 3 }), /queryHeads is 4; it must be a multiple of kvHeads, which is 3/],
       [null, /config must be an object, not null/],
