@@ -1,7 +1,7 @@
 import { isUtf8 } from 'node:buffer';
 import { createReadStream } from 'node:fs';
-import { readdir, readFile, stat } from 'node:fs/promises';
-import { basename, join, relative, sep } from 'node:path';
+import { readdir, readFile, realpath, stat } from 'node:fs/promises';
+import { basename, join } from 'node:path';
 import { pipeline, type Readable } from 'node:stream';
 import { createGunzip } from 'node:zlib';
 
@@ -28,8 +28,11 @@ function unreadable(path: string, error: unknown): DuokvError {
   return new DuokvError('ERR_DATA', `${path}: ${reason}`, { cause: error });
 }
 
-/** `bytes` as text; `line` is the number of its first line in `path`. A byte order mark is dropped. */
-function decodeUtf8(bytes: Buffer, path: string, line: number): string {
+/**
+ * `bytes` as text; `line` is the number of its first line in `path`. A byte order mark is dropped. Errors: `ERR_DATA`
+ * naming the line.
+ */
+export function decodeUtf8(bytes: Buffer, path: string, line: number): string {
   if (isUtf8(bytes)) return new TextDecoder().decode(bytes);
   // A newline is never part of a longer UTF-8 sequence, so some single line is invalid on its own.
   for (let begin = 0; ; line++) {
@@ -48,15 +51,54 @@ async function readTextFile(path: string, id: string): Promise<TextDocument> {
   return { id, text: decodeUtf8(bytes, path, 1) };
 }
 
-async function* readFolder(folder: string): AsyncGenerator<TextDocument> {
-  const entries = await readdir(folder, { recursive: true, withFileTypes: true }).catch((error: unknown) => {
-    throw unreadable(folder, error);
-  });
+/**
+ * Relative paths of the text files below `folder`. Links are followed, but a folder or file that several paths lead to
+ * is taken once: links cannot run in circles, nor put a document on both sides of a split.
+ */
+async function listTextFiles(folder: string): Promise<string[]> {
+  const ids: string[] = [];
+  /** Real paths. */
+  const seen = new Set<string>();
+  const links: { id: string; path: string }[] = [];
+  function addFile(id: string, real: string): void {
+    if (!TEXT_FILE.test(id) || seen.has(real)) return;
+    seen.add(real);
+    ids.push(id);
+  }
+  /** Adds what is below a folder, and puts links off, so that they change no path of what is there without them. */
+  async function walk(id: string, real: string): Promise<void> {
+    seen.add(real);
+    const entries = await readdir(real, { withFileTypes: true });
+    for (const entry of entries) {
+      const entryId = `${id}${entry.name}`;
+      const path = join(real, entry.name);
+      if (entry.isDirectory() && !seen.has(path)) await walk(`${entryId}/`, path);
+      else if (entry.isFile()) addFile(entryId, path);
+      else if (entry.isSymbolicLink()) links.push({ id: entryId, path });
+    }
+  }
+  await walk('', await realpath(folder));
+  while (links.length > 0) {
+    // Of two links to one target the first by path counts, whatever order the file system lists them in.
+    for (const { id, path } of links.splice(0).sort((a, b) => (a.id < b.id ? -1 : 1))) {
+      const status = await stat(path).catch((error: unknown) => {
+        // A link to nowhere matters only where it is named as text.
+        if (TEXT_FILE.test(id)) throw unreadable(join(folder, id), error);
+      });
+      if (status === undefined) continue;
+      const real = await realpath(path);
+      if (status.isDirectory() && !seen.has(real)) await walk(`${id}/`, real);
+      else if (status.isFile()) addFile(id, real);
+    }
+  }
   // Sorted by code units of the relative path, because directory order differs between file systems.
-  const ids = entries
-    .filter((entry) => entry.isFile() && TEXT_FILE.test(entry.name))
-    .map((entry) => relative(folder, join(entry.parentPath, entry.name)).split(sep).join('/'))
-    .sort();
+  return ids.sort();
+}
+
+async function* readFolder(folder: string): AsyncGenerator<TextDocument> {
+  const ids = await listTextFiles(folder).catch((error: unknown) => {
+    throw error instanceof DuokvError ? error : unreadable(folder, error);
+  });
   if (ids.length === 0) throw new DuokvError('ERR_DATA', `${folder}: no .txt or .md file in this folder`);
   for (const id of ids) yield readTextFile(join(folder, id), id);
 }
@@ -125,7 +167,8 @@ async function* readJsonl(path: string): AsyncGenerator<TextDocument> {
 /**
  * Streams the documents under `path`, in an order that depends on the input only:
  *
- * - a folder: every .txt and .md file below it, one document each, by relative path;
+ * - a folder: every .txt and .md file below it, one document each, by relative path; links are followed, each file
+ *   is read once;
  * - a .jsonl or .jsonl.gz file: one document a line, `{ "text": …, "id"?: … }`;
  * - any other file: one document.
  *

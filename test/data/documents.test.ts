@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
@@ -49,6 +49,34 @@ describe('documents', () => {
       { id: 'b/notes.txt', text: '' },
       { id: 'z.txt', text: 'last' },
     ]);
+  });
+
+  it('follows links to files and folders, reads each file once and no circle', async () => {
+    const folder = join(directory, 'text');
+    await mkdir(join(folder, 'sub'), { recursive: true });
+    await mkdir(join(directory, 'outside'));
+    await write('text/own.txt', 'own');
+    await write('text/sub/deep.md', 'deep');
+    await write('outside/far.txt', 'far');
+    await write('alone', 'alone');
+    await symlink(join(directory, 'alone'), join(folder, 'link.txt'));
+    await symlink(join(directory, 'outside'), join(folder, 'a'));
+    await symlink(join(directory, 'outside'), join(folder, 'b'));
+    await symlink(join(folder, 'own.txt'), join(folder, 'another.txt'));
+    await symlink(folder, join(folder, 'sub', 'circle'));
+    await symlink(join(directory, 'nowhere'), join(folder, 'no-text'));
+    const expected = [
+      { id: 'a/far.txt', text: 'far' },
+      { id: 'link.txt', text: 'alone' },
+      { id: 'own.txt', text: 'own' },
+      { id: 'sub/deep.md', text: 'deep' },
+    ];
+    assert.deepEqual(await collect(folder), expected);
+    const link = join(directory, 'link');
+    await symlink(folder, link);
+    assert.deepEqual(await collect(link), expected);
+    await symlink(join(directory, 'nowhere'), join(folder, 'broken.txt'));
+    await rejectsData(folder, /broken\.txt: does not exist$/);
   });
 
   it('reads a single file of any name, without its byte order mark', async () => {
