@@ -1,9 +1,10 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
+import { show } from './arguments.js';
 import { configFromLlama, type ModelConfig } from './config.js';
 import { replaceDirectory } from './directory.js';
-import { DuokvError } from './errors.js';
+import { DuokvError, type ErrorCode } from './errors.js';
 import type { DesignPlan } from './native.js';
 import { designPlan } from './plan.js';
 import {
@@ -98,16 +99,22 @@ export function writeJson(path: string, value: unknown): Promise<void> {
   });
 }
 
-/** Errors: `ERR_CHECKPOINT` where the file is absent or not a JSON object. */
-export async function readJson(path: string): Promise<Record<string, unknown>> {
+/**
+ * The object in a JSON file, which may begin with a byte order mark. Errors: `code` where the file is absent or not a
+ * JSON object.
+ */
+export async function readJson(
+  path: string,
+  code: ErrorCode = 'ERR_CHECKPOINT',
+): Promise<Record<string, unknown>> {
   let value: unknown;
   try {
-    value = JSON.parse(await readFile(path, 'utf8'));
+    value = JSON.parse((await readFile(path, 'utf8')).replace(/^\uFEFF/, ''));
   } catch (error) {
-    throw bad(`${path}: ${(error as Error).message}`, error);
+    throw new DuokvError(code, `${path}: ${(error as Error).message}`, { cause: error });
   }
   if (typeof value !== 'object' || value === null || Array.isArray(value))
-    throw bad(`${path}: is not a JSON object`);
+    throw new DuokvError(code, `${path}: must be a JSON object, not ${show(value)}`);
   return value as Record<string, unknown>;
 }
 

@@ -1,8 +1,8 @@
-import { readFile, stat } from 'node:fs/promises';
+import { stat } from 'node:fs/promises';
 
 import type { Command } from 'commander';
 
-import { readCheckpointConfig } from '../checkpoint.js';
+import { readCheckpointConfig, readJson } from '../checkpoint.js';
 import { DuokvError } from '../errors.js';
 import type { ModelConfig } from '../plan.js';
 import { presets } from '../presets.js';
@@ -56,13 +56,7 @@ export function presetConfig(name: string, settings: Settings = {}): ModelConfig
 }
 
 async function configFile(path: string, settings: Settings): Promise<ModelConfig> {
-  let parsed: unknown;
-  try {
-    parsed = JSON.parse(await readFile(path, 'utf8'));
-  } catch (error) {
-    throw new DuokvError('ERR_CONFIG', `${path}: ${(error as Error).message}`, { cause: error });
-  }
-  return { ...(parsed as ModelConfig), ...settings };
+  return { ...(await readJson(path, 'ERR_CONFIG')), ...settings } as unknown as ModelConfig;
 }
 
 /** The config that `--preset` or `--config` names, for a tokenizer of `vocab` ids. Errors: `ERR_CONFIG`, `ERR_ARGUMENT`. */

@@ -247,7 +247,7 @@ describe('checkpoints', () => {
     await writeFile(join(directory.path, 'config.json'), '{');
     await check(/config\.json: /);
     await writeFile(join(directory.path, 'config.json'), '[]');
-    await check(/config\.json: is not a JSON object/);
+    await check(/config\.json: must be a JSON object/);
     await rejectsWith('ERR_CHECKPOINT', /absent.config\.json: ENOENT/, () =>
       Model.load(device, join(directory.path, 'absent')),
     );

@@ -102,6 +102,8 @@ describe('duokv inspect', () => {
     await writeFile(path, JSON.stringify(config));
     const again = await duokvJson<Report>(['inspect', path]);
     assert.deepEqual(again.config, config);
+    await writeFile(path, `\ufeff${JSON.stringify(config)}`);
+    assert.deepEqual((await duokvJson<Report>(['inspect', path])).config, config);
     const changed = await duokvJson<Report>([
       'inspect',
       path,
@@ -128,6 +130,10 @@ describe('duokv inspect', () => {
     const path = join(directory, 'config.json');
     await writeFile(path, '{"design": ');
     await duokvFails(['inspect', path], 1, /ERR_CONFIG: .*config\.json: /);
+    for (const json of ['[1]', '"x"', 'null']) {
+      await writeFile(path, json);
+      await duokvFails(['inspect', path], 1, /ERR_CONFIG: .*config\.json: must be a JSON object, not /);
+    }
     await duokvFails(['inspect', directory], 1, /ERR_CHECKPOINT: /);
   });
 });
