@@ -12,7 +12,7 @@
  * | `ERR_TENSOR_NAME` | a name that no parameter of the model, or no tensor of the cache, has |
  * | `ERR_NOT_FINITE` | an update whose loss or gradient is infinite or not a number; the update did not happen |
  * | `ERR_CAPACITY` | more positions than the session was opened for |
- * | `ERR_DATA` | text that cannot be read or is too little: no documents, an invalid JSON line, invalid UTF-8 |
+ * | `ERR_DATA` | text that cannot be read or is too little: no documents, an invalid JSON line, invalid UTF-8; a damaged file of a training run |
  * | `ERR_CHECKPOINT` | a checkpoint file that is malformed, incomplete, or of another model |
  * | `ERR_DEVICE_MEMORY` | the device cannot hold what was asked for |
  * | `ERR_DEVICE_UNAVAILABLE` | the requested backend is not built, not installed, or has no device |

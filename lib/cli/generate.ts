@@ -1,5 +1,6 @@
 import { Command } from 'commander';
 
+import { decodeUtf8 } from '../data/documents.js';
 import { loadCheckpointTokenizer } from '../data/tokenizer.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
@@ -30,7 +31,7 @@ async function readStdin(): Promise<string> {
   if (process.stdin.isTTY) throw new UsageError('no prompt: give --prompt, or text on stdin');
   const chunks: Buffer[] = [];
   for await (const chunk of process.stdin) chunks.push(chunk as Buffer);
-  return Buffer.concat(chunks).toString('utf8');
+  return decodeUtf8(Buffer.concat(chunks), 'stdin', 1);
 }
 
 export function generateCommand(): Command {
@@ -59,6 +60,12 @@ export function generateCommand(): Command {
     );
   withPrecision(withDevice(command), 'fp32');
   return defineAction<GenerateOptions, [string]>(command, async (context, options, checkpoint) => {
+    if (options.temperature === 0 && (options.topK ?? options.topP) !== undefined) {
+      const option = options.topK === undefined ? '--top-p' : '--top-k';
+      throw new UsageError(
+        `${option} limits sampling, and temperature 0 does not sample: give --temperature`,
+      );
+    }
     const directory = await findCheckpoint(checkpoint);
     const tokenizer = await loadCheckpointTokenizer(directory);
     const text = options.prompt ?? (await readStdin());

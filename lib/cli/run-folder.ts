@@ -12,9 +12,22 @@ const METRICS_FILE = 'metrics.jsonl';
 const CHECKPOINT = 'checkpoint';
 
 /** A line of metrics.jsonl: the result of an update, or of an evaluation after it. */
-interface MetricsRecord {
+export interface MetricsRecord {
   readonly update: number;
   readonly [key: string]: unknown;
+}
+
+function parseMetrics(line: string, where: string): MetricsRecord {
+  let record: unknown;
+  try {
+    record = JSON.parse(line);
+  } catch (error) {
+    throw new DuokvError('ERR_DATA', `${where} is not JSON: ${(error as Error).message}`, { cause: error });
+  }
+  if (!Number.isSafeInteger((record as Partial<MetricsRecord> | null)?.update)) {
+    throw new DuokvError('ERR_DATA', `${where} is no record with the number of an update`);
+  }
+  return record as MetricsRecord;
 }
 
 const exists = (path: string): Promise<boolean> =>
@@ -74,9 +87,17 @@ export class RunFolder<Settings extends object> {
     return folder;
   }
 
-  /** Errors: `ERR_CHECKPOINT` where there is no run. */
-  static async open<Settings extends object>(path: string): Promise<RunFolder<Settings>> {
-    return new RunFolder(path, (await readJson(join(path, RUN_FILE))) as Settings);
+  /**
+   * The run of the folder `path`; `check` makes settings of what its run.json holds. Errors: `ERR_CHECKPOINT` where there
+   * is no run, `ERR_DATA` where run.json is damaged.
+   */
+  static async open<Settings extends object>(
+    path: string,
+    check: (file: string, json: Record<string, unknown>) => Settings,
+  ): Promise<RunFolder<Settings>> {
+    const file = join(path, RUN_FILE);
+    if (!(await exists(file))) throw new DuokvError('ERR_CHECKPOINT', `${file}: does not exist`);
+    return new RunFolder(path, check(file, await readJson(file, 'ERR_DATA')));
   }
 
   async appendMetrics(record: MetricsRecord): Promise<void> {
@@ -85,7 +106,7 @@ export class RunFolder<Settings extends object> {
 
   /**
    * Drops metrics of updates after `update`: those that a crash left behind, and that a resumed run does again.
-   * Returns the others.
+   * Returns the others. Errors: `ERR_DATA` naming the first line that is no record; the file stays as it was.
    */
   async truncateMetrics(update: number): Promise<MetricsRecord[]> {
     const path = join(this.path, METRICS_FILE);
@@ -93,7 +114,7 @@ export class RunFolder<Settings extends object> {
     // A line is whole only with its newline.
     const lines = text.split('\n').slice(0, -1);
     const kept = lines
-      .map((line) => JSON.parse(line) as MetricsRecord)
+      .map((line, index) => parseMetrics(line, `${path}: line ${index + 1}`))
       .filter((record) => record.update <= update);
     await replaceFile(path, (file) =>
       file.writeFile(kept.map((record) => `${JSON.stringify(record)}\n`).join('')),

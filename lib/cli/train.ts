@@ -15,7 +15,6 @@ import { byteTokenizer, loadCheckpointTokenizer, loadTokenizer, type Tokenizer }
 import { DuokvError } from '../errors.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
-import type { ModelConfig } from '../plan.js';
 import { Trainer } from '../trainer.js';
 import { type ConfigOptions, configFromOptions, withConfig } from './model-config.js';
 import {
@@ -30,7 +29,8 @@ import {
 } from './options.js';
 import { formatCount, formatSeconds, type Progress, withProgress } from './output.js';
 import { type Context, defineAction, UsageError } from './run.js';
-import { RunFolder } from './run-folder.js';
+import { type MetricsRecord, RunFolder } from './run-folder.js';
+import { checkRunSettings, type RunSettings } from './run-settings.js';
 import { scoreDocuments } from './score.js';
 import { describeMachine } from './version.js';
 
@@ -52,36 +52,6 @@ interface TrainOptions extends DeviceFlags, ConfigOptions {
   saveEvery: number;
   out?: string;
   resume?: string;
-}
-
-/** `run.json`: the run as it was resolved when it began. Resuming changes none of it. */
-interface RunSettings {
-  text: string;
-  config: ModelConfig;
-  context: number;
-  batch: number;
-  microbatch: number;
-  updates: number;
-  lr: number;
-  warmup: number;
-  precision: PrecisionName;
-  seed: number;
-  heldOut: number;
-  evalEvery: number | null;
-  saveEvery: number;
-  data: {
-    documents: number;
-    heldOutDocuments: number;
-    emptyDocuments: number;
-    tokens: number;
-    windows: number;
-    droppedTokens: number;
-    validTargets: number;
-    /** SHA-256 of the token stream, and of the order of its windows in the first pass. */
-    streamHash: string;
-    orderHash: string;
-  };
-  machine: ReturnType<typeof describeMachine>;
 }
 
 /** What a run reads of its text; the same for the same text, tokenizer and settings. */
@@ -146,12 +116,12 @@ async function runUpdates(
   folder: RunFolder<RunSettings>,
   trainer: Trainer,
   { corpus, heldOut }: { corpus: WindowCorpus; heldOut: TokenDocument[] },
+  recorded: readonly MetricsRecord[],
 ) {
   const { settings } = folder;
   const { signal } = context;
   const schedule = new WindowSchedule(corpus, settings.batch, settings.seed);
   const began = performance.now();
-  const recorded = await folder.truncateMetrics(trainer.update);
   const last: { loss: number | null; evaluation: Evaluation | null } = {
     loss: null,
     evaluation: (recorded.findLast(({ heldOut: result }) => result !== undefined)?.['heldOut'] ??
@@ -201,6 +171,12 @@ async function runUpdates(
   try {
     await withProgress('training', settings.updates, train);
   } catch (error) {
+    if (error instanceof DuokvError && error.code === 'ERR_NOT_FINITE') {
+      // The failed update changed nothing, so the one before it can still be kept.
+      await trainer.save(folder.checkpoint);
+      const saved = `${folder.checkpoint} is of update ${trainer.update}`;
+      throw new DuokvError('ERR_NOT_FINITE', `${error.message}; ${saved}`, { cause: error });
+    }
     if ((error as Error).name !== 'AbortError') throw error;
     interrupted = true;
   }
@@ -232,7 +208,12 @@ async function runUpdates(
 
 /** The tokenizer of a new run: byte-level, or from a file. */
 function chooseTokenizer(options: TrainOptions): Promise<Tokenizer> | Tokenizer {
-  if (options.tokenizer === undefined) return byteTokenizer();
+  if (options.tokenizer === undefined) {
+    const name = options.bos !== undefined ? '--bos' : options.eos !== undefined ? '--eos' : undefined;
+    if (name !== undefined)
+      throw new UsageError(`${name} names a token of a --tokenizer file, and none is given`);
+    return byteTokenizer();
+  }
   return loadTokenizer(options.tokenizer, {
     ...(options.bos === undefined ? {} : { bos: options.bos }),
     ...(options.eos === undefined ? {} : { eos: options.eos }),
@@ -299,7 +280,7 @@ async function startRun(context: Context, text: string | undefined, options: Tra
     `Training ${formatCount(model.parameterCount)} parameters on ${formatCount(settings.data.tokens)} tokens of ` +
       `${formatCount(documents)} documents, ${heldOut.length} held out`,
   );
-  return await runUpdates(context, folder, trainer, { corpus, heldOut });
+  return await runUpdates(context, folder, trainer, { corpus, heldOut }, []);
 }
 
 async function resumeRun(
@@ -307,7 +288,7 @@ async function resumeRun(
   text: string | undefined,
   options: TrainOptions & { resume: string },
 ) {
-  const folder = await RunFolder.open<RunSettings>(options.resume);
+  const folder = await RunFolder.open(options.resume, checkRunSettings);
   const { settings } = folder;
   const tokenizer = await loadCheckpointTokenizer(folder.checkpoint);
   const { corpus, heldOut } = await readText(text ?? settings.text, tokenizer, settings);
@@ -319,8 +300,15 @@ async function resumeRun(
   }
   await using device = await openChosenDevice(options);
   using trainer = await Trainer.resume(device, folder.checkpoint);
+  if (trainer.update > settings.updates) {
+    throw new DuokvError(
+      'ERR_ARGUMENT',
+      `${folder.path}: the run has ${settings.updates} updates in all, its checkpoint is of update ${trainer.update}`,
+    );
+  }
+  const recorded = await folder.truncateMetrics(trainer.update);
   context.print(`Resuming after ${trainer.update} of ${settings.updates} updates`);
-  return await runUpdates(context, folder, trainer, { corpus, heldOut });
+  return await runUpdates(context, folder, trainer, { corpus, heldOut }, recorded);
 }
 
 function trainerFor(model: Model, settings: RunSettings): Trainer {

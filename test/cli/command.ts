@@ -16,7 +16,7 @@ export interface Outcome {
 
 export function start(
   args: readonly string[],
-  stdin = '',
+  stdin: string | Uint8Array = '',
 ): { child: ChildProcess; outcome: Promise<Outcome> } {
   const child = spawn(process.execPath, [MAIN, ...args], { stdio: ['pipe', 'pipe', 'pipe'] });
   let stdout = '';
@@ -36,7 +36,7 @@ export function start(
   return { child, outcome };
 }
 
-export function duokv(args: readonly string[], stdin = ''): Promise<Outcome> {
+export function duokv(args: readonly string[], stdin: string | Uint8Array = ''): Promise<Outcome> {
   return start(args, stdin).outcome;
 }
 
@@ -50,8 +50,13 @@ export async function duokvJson<T>(args: readonly string[], stdin = ''): Promise
 }
 
 /** Runs a command that must fail with one line on stderr and nothing on stdout. */
-export async function duokvFails(args: readonly string[], code: number, message: RegExp): Promise<void> {
-  const outcome = await duokv(args);
+export async function duokvFails(
+  args: readonly string[],
+  code: number,
+  message: RegExp,
+  stdin: string | Uint8Array = '',
+): Promise<void> {
+  const outcome = await duokv(args, stdin);
   assert.match(outcome.stderr, message);
   assert.equal(outcome.stderr.trimEnd().split('\n').length, 1, outcome.stderr);
   assert.match(outcome.stderr, /^duokv: /);

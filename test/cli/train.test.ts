@@ -198,6 +198,7 @@ describe('duokv train', () => {
     await duokvFails(['train', text, ...preset], 2, /no --out folder/);
     await duokvFails(['train', '--out', out, ...preset], 2, /no text/);
     await duokvFails(['train', text, '--out', out], 2, /either --preset or --config/);
+    await duokvFails(['train', text, '--out', out, ...preset, '--bos', '<s>'], 2, /--bos .*--tokenizer/);
     await duokvFails(['train', '--resume', reference, '--lr', '1'], 2, /--lr is part of the run/);
     await duokvFails(
       ['train', text, '--out', out, ...preset, '--batch', '2', '--microbatch', '3'],
@@ -240,6 +241,53 @@ describe('duokv train', () => {
     assert.ok(!(await readdir(directory)).includes('refused'));
   });
 
+  it('names the key or the line that is damaged in a run, and changes nothing', async () => {
+    const run = join(directory, 'damaged');
+    await cp(reference, run, { recursive: true });
+    const settingsPath = join(run, 'run.json');
+    const metricsPath = join(run, 'metrics.jsonl');
+    const settings = JSON.parse(await readFile(settingsPath, 'utf8')) as Record<string, unknown>;
+    const metrics = await readFile(metricsPath, 'utf8');
+    const refuses = (message: RegExp) => duokvFails(['train', '--resume', run], 1, message);
+    for (const [json, message] of [
+      ['{}', /ERR_DATA: .*run\.json: text is undefined/],
+      ['[1]', /ERR_DATA: .*run\.json: must be a JSON object/],
+      ['{"text": ', /ERR_DATA: .*run\.json: /],
+      [JSON.stringify({ ...settings, batch: '2' }), /ERR_DATA: .*run\.json: batch is "2"/],
+      [JSON.stringify({ ...settings, data: {} }), /ERR_DATA: .*run\.json: data\.streamHash is undefined/],
+      [
+        JSON.stringify({ ...settings, updates: 30 }),
+        /ERR_ARGUMENT: .*damaged: the run has 30 updates in all, its checkpoint is of update 40/,
+      ],
+    ] as const) {
+      await writeFile(settingsPath, json);
+      await refuses(message);
+    }
+    await writeFile(settingsPath, JSON.stringify(settings));
+    for (const line of ['garbage', 'null', '{"loss":1}']) {
+      await writeFile(metricsPath, metrics.replace('\n', `\n${line}\n`));
+      await refuses(/ERR_DATA: .*metrics\.jsonl: line 2 is no(t JSON: | record )/);
+    }
+    assert.equal(await readFile(metricsPath, 'utf8'), metrics.replace('\n', '\n{"loss":1}\n'));
+    await assertSameCheckpoint(join(run, 'checkpoint'), join(reference, 'checkpoint'));
+  });
+
+  it('keeps the last good update where the next one is not finite', async () => {
+    const run = join(directory, 'diverged');
+    const { code, stderr } = await duokv([
+      ...['train', text, '--preset', 'local-history-tiny', '--out', run, '--context', '48', '--batch', '2'],
+      ...['--lr', '1e30', '--warmup', '0', '--epochs', '3', '--updates', '40'],
+    ]);
+    assert.equal(code, 1);
+    const [, update] = /^duokv: ERR_NOT_FINITE: .*checkpoint is of update (\d+)\n$/.exec(stderr) ?? [];
+    assert.ok(update !== undefined && update !== '0', stderr);
+    const state = JSON.parse(await readFile(join(run, 'checkpoint', 'trainer.json'), 'utf8')) as {
+      update: number;
+    };
+    assert.equal(state.update, Number(update));
+    assert.equal((await lines(join(run, 'metrics.jsonl'))).at(-1)?.['update'], Number(update));
+  });
+
   describe('its checkpoint', () => {
     it('generates: greedily, from stdin, and sampled by seed', async () => {
       interface Generated {
@@ -257,6 +305,13 @@ describe('duokv train', () => {
       assert.ok(greedy.logprobs.every((logprob) => logprob <= 0 && logprob > -10));
       const piped = await duokvJson<Generated>(args, 'bank ');
       assert.deepEqual(piped.tokens, greedy.tokens);
+      await duokvFails(
+        args,
+        1,
+        /ERR_DATA: stdin: line 2 is not valid UTF-8/,
+        Buffer.from('a\n\xff', 'latin1'),
+      );
+      await duokvFails([...args, '--prompt', 'a', '--top-k', '5'], 2, /--top-k .*temperature 0/);
       const text = await duokv([...args, '--prompt', 'bank ']);
       assert.deepEqual([text.code, text.stdout, text.stderr], [0, `${greedy.text}\n`, '']);
       const sampled = (seed: string) =>
