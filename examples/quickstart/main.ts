@@ -145,7 +145,7 @@ const corpus = new WindowCorpus(training, CONTEXT);
 heading('Text: READMEs of the installed npm packages');
 row('documents', `${training.length}, and ${heldOut.length} held out`);
 row('training tokens', `${formatCount(corpus.tokens)} bytes with document ends`);
-row('unigram entropy', `${unigramEntropy(training).toFixed(3)} nats per byte: what no context can beat`);
+row('unigram entropy', `${unigramEntropy(training).toFixed(3)} nats per byte: the best without any context`);
 
 // A prompt of text that the models have not seen: the longest held-out document.
 const unseen = heldOut.reduce((a, b) => (b.tokens.length > a.tokens.length ? b : a));
