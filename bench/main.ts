@@ -75,7 +75,7 @@ function ownCase(precision: string, measure: Measure, route: string | null): Cas
       const { stdout, peakBytes } = await run(process.execPath, [
         ...[cli, 'bench', '--json', '--designs', preset, '--measure', measure, '--precision', precision],
         ...['--length', String(PROMPT), '--train-length', String(WINDOW), '--steps', String(STEPS)],
-        ...['--rounds', '2', ...(route === null ? [] : ['--routes', route])],
+        ...['--rounds', measure === 'train' ? '1' : '2', ...(route === null ? [] : ['--routes', route])],
       ]);
       return { ms: JSON.parse(stdout).results[0].rawMs as number[], peakBytes };
     },
@@ -120,6 +120,22 @@ if (flags.python !== undefined) {
 
 const results: Result[] = cases.map(({ time: _, ...what }) => ({ ...what, ms: [], peakBytes: 0 }));
 const rounds = Number(flags.rounds);
+const record: CampaignRecord = {
+  campaign: '126m',
+  command: `npm run bench -- --rounds ${rounds}${flags.python === undefined ? '' : ' --python PYTHON --peer-script SCRIPT'}`,
+  date: new Date().toISOString(),
+  machine: { ...describeMachine(), threads },
+  shape: { design: flags.design, batch: 1, prompt: PROMPT, window: WINDOW, steps: STEPS },
+  results,
+};
+
+/** The record as it stands: a campaign that is stopped keeps what it has measured. */
+function keep(file: string): void {
+  mkdirSync(dirname(file), { recursive: true });
+  const measured = results.filter(({ ms }) => ms.length > 0);
+  writeFileSync(file, `${JSON.stringify({ ...record, results: measured }, null, 2)}\n`);
+}
+
 for (let round = 0; round < rounds; round++) {
   // Each round starts elsewhere, so that no case always follows the same one.
   for (let i = 0; i < cases.length; i++) {
@@ -130,21 +146,7 @@ for (let round = 0; round < rounds; round++) {
     result.peakBytes = Math.max(result.peakBytes, peakBytes);
     const label = [result.engine, result.precision, result.measure, result.route].filter(Boolean).join(' ');
     console.error(`round ${round + 1}/${rounds}  ${label}: ${ms.map((x) => x.toFixed(1)).join(', ')} ms`);
+    if (flags.out !== undefined) keep(flags.out);
   }
 }
-
-const record: CampaignRecord = {
-  campaign: '126m',
-  command: `npm run bench -- --rounds ${rounds}${flags.python === undefined ? '' : ' --python PYTHON --peer-script SCRIPT'}`,
-  date: new Date().toISOString(),
-  machine: { ...describeMachine(), threads },
-  shape: { design: flags.design, batch: 1, prompt: PROMPT, window: WINDOW, steps: STEPS },
-  results,
-};
-const text = `${JSON.stringify(record, null, 2)}\n`;
-if (flags.out === undefined) process.stdout.write(text);
-else {
-  mkdirSync(dirname(flags.out), { recursive: true });
-  writeFileSync(flags.out, text);
-  console.error(`written: ${flags.out}`);
-}
+if (flags.out === undefined) process.stdout.write(`${JSON.stringify(record, null, 2)}\n`);
