@@ -1,9 +1,9 @@
 import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 
 import { show } from './arguments.js';
 import { configFromLlama, type ModelConfig } from './config.js';
-import { replaceDirectory } from './directory.js';
+import { openCurrent, replaceFiles } from './directory.js';
 import { DuokvError, type ErrorCode } from './errors.js';
 import type { DesignPlan } from './native.js';
 import { designPlan } from './plan.js';
@@ -12,6 +12,7 @@ import {
   replaceFile,
   SafetensorsFile,
   type TensorEntry,
+  type TensorInfo,
   type TensorSource,
   writeSafetensors,
 } from './safetensors.js';
@@ -123,14 +124,19 @@ export async function readJson(
  * with every key that applies to it. Errors: `ERR_CHECKPOINT` naming the file and the key.
  */
 export async function readCheckpointConfig(directory: string): Promise<ModelConfig> {
-  const path = join(directory, CONFIG_FILE);
-  const json = await readJson(path);
-  const config = 'duokv' in json ? json['duokv'] : configFromLlama(json, path);
-  try {
-    return designPlan(config as ModelConfig).config;
-  } catch (error) {
-    throw bad(`${path}: ${(error as Error).message}`, error);
-  }
+  return (await readCheckpointPlan(directory)).config;
+}
+
+function readCheckpointPlan(directory: string): Promise<DesignPlan> {
+  return openCurrent(directory, CONFIG_FILE, async (path) => {
+    const json = await readJson(path);
+    const config = 'duokv' in json ? json['duokv'] : configFromLlama(json, path);
+    try {
+      return designPlan(config as ModelConfig);
+    } catch (error) {
+      throw bad(`${path}: ${(error as Error).message}`, error);
+    }
+  });
 }
 
 /** Names, at most five of them. */
@@ -155,12 +161,14 @@ function checkTensors(file: string, source: TensorSource, plan: DesignPlan): voi
   if (extra.length > 0)
     throw bad(`${file}: has ${extra.length} tensors that the model does not have: ${list(extra)}`);
   for (const { name, shape } of plan.parameters) {
-    const found = source.tensors.get(name)?.shape as readonly number[];
+    const { shape: found, dtype } = source.tensors.get(name) as TensorInfo;
     if (found.length !== shape.length || found.some((extent, i) => extent !== shape[i])) {
       throw bad(
         `${file}: tensor ${JSON.stringify(name)}: shape [${found.join(', ')}], expected [${shape.join(', ')}]`,
       );
     }
+    if (!['F32', 'BF16', 'F16'].includes(dtype))
+      throw bad(`${file}: tensor ${JSON.stringify(name)}: is ${dtype}; expected F32 or BF16 or F16`);
   }
 }
 
@@ -177,25 +185,44 @@ async function checkHead(file: string, source: TensorSource, plan: DesignPlan): 
   }
 }
 
-/**
- * Reads the tensors of a checkpoint one after another, widened to FP32, in the plan's order.
- * Errors: `ERR_CHECKPOINT` naming the file, the tensor, the expected and the found shape.
- */
-export async function readCheckpointTensors(
-  directory: string,
-  plan: DesignPlan,
-  take: (name: string, values: Float32Array) => Promise<void>,
-): Promise<void> {
-  await using source = await openCheckpointTensors(directory);
-  const file =
-    source instanceof SafetensorsFile ? source.path : join(directory, `${WEIGHTS_FILE}.index.json`);
-  checkTensors(file, source, plan);
-  await checkHead(file, source, plan);
-  for (const { name } of plan.parameters) await take(name, await source.readFloat32(name));
+/** A checkpoint whose tensors can be read, each in the shape that the plan gives it. */
+export interface OpenCheckpoint extends AsyncDisposable {
+  readonly plan: DesignPlan;
+  /** The file that names the tensors, for messages. */
+  readonly file: string;
+  /** Of model.safetensors; empty where the weights are in shards. */
+  readonly metadata: Readonly<Record<string, string>>;
+  /** A parameter, widened to FP32. */
+  read(name: string): Promise<Float32Array>;
 }
 
 /**
- * Writes a checkpoint directory crash-safely: until it is complete the old one stays as it was. `alongside`
+ * Opens a checkpoint directory and checks names, shapes and types of its tensors, before anything is allocated
+ * for them. Errors: `ERR_CHECKPOINT` naming the file, the tensor, the expected and the found shape.
+ */
+export async function openCheckpoint(directory: string): Promise<OpenCheckpoint> {
+  const plan = await readCheckpointPlan(directory);
+  const source = await openCurrent(directory, WEIGHTS_FILE, (path) => openCheckpointTensors(dirname(path)));
+  const single = source instanceof SafetensorsFile;
+  const file = single ? source.path : join(directory, `${WEIGHTS_FILE}.index.json`);
+  try {
+    checkTensors(file, source, plan);
+    await checkHead(file, source, plan);
+  } catch (error) {
+    await source.close();
+    throw error;
+  }
+  return {
+    plan,
+    file,
+    metadata: single ? source.metadata : {},
+    read: (name) => source.readFloat32(name),
+    [Symbol.asyncDispose]: () => source.close(),
+  };
+}
+
+/**
+ * Writes a checkpoint directory crash-safely: until all of it is written the old files are in force. `alongside`
  * adds files of its own, whose names `belongs` claims.
  */
 export async function writeCheckpoint(
@@ -215,7 +242,7 @@ export async function writeCheckpoint(
     data: () => read(name),
   }));
   const belongs = (name: string) => belongsToModel(name) || (alongside?.belongs(name) ?? false);
-  await replaceDirectory(directory, belongs, async (staging) => {
+  await replaceFiles(directory, belongs, async (staging) => {
     await writeJson(join(staging, CONFIG_FILE), huggingFaceConfig(plan));
     // Transformers refuses a file that does not say so.
     await writeSafetensors(join(staging, WEIGHTS_FILE), entries, { format: 'pt', ...alongside?.metadata });

@@ -13,7 +13,7 @@
  * | `ERR_NOT_FINITE` | an update whose loss or gradient is infinite or not a number; the update did not happen |
  * | `ERR_CAPACITY` | more positions than the session was opened for |
  * | `ERR_DATA` | text that cannot be read or is too little: no documents, an invalid JSON line, invalid UTF-8; a damaged file of a training run |
- * | `ERR_CHECKPOINT` | a checkpoint file that is malformed, incomplete, or of another model |
+ * | `ERR_CHECKPOINT` | a checkpoint that is malformed, incomplete or of another model, or that the file system does not let be written |
  * | `ERR_DEVICE_MEMORY` | the device cannot hold what was asked for |
  * | `ERR_DEVICE_UNAVAILABLE` | the requested backend is not built, not installed, or has no device |
  * | `ERR_STATE` | the object is in a state in which this call makes no sense, for example a paused session |

@@ -11,7 +11,7 @@ import {
   type TargetBatch,
   type TokenBatch,
 } from './arguments.js';
-import { readCheckpointConfig, readCheckpointTensors, writeCheckpoint } from './checkpoint.js';
+import { type OpenCheckpoint, openCheckpoint, writeCheckpoint } from './checkpoint.js';
 import type { ModelConfig } from './config.js';
 import { Device } from './device.js';
 import { DuokvError } from './errors.js';
@@ -53,7 +53,7 @@ export function seedText(seed: unknown): string {
   return String(seed);
 }
 
-function checkDevice(device: unknown): asserts device is Device {
+export function checkDevice(device: unknown): asserts device is Device {
   if (!(device instanceof Device))
     throw new DuokvError('ERR_ARGUMENT', `device must be a Device, not ${show(device)}`);
 }
@@ -109,12 +109,18 @@ export class Model implements Disposable {
   static async load(device: Device, directory: string): Promise<Model> {
     checkDevice(device);
     checkDirectory(directory);
-    const plan = designPlan(await readCheckpointConfig(directory));
+    await using checkpoint = await openCheckpoint(directory);
+    return await Model.of(device, checkpoint);
+  }
+
+  /** @internal */
+  static async of(device: Device, { plan, read }: OpenCheckpoint): Promise<Model> {
     const model = new Model(device, plan, await callEngine(() => device.native.createModel(plan.config, '')));
     try {
-      await readCheckpointTensors(directory, plan, (name, values) =>
-        callEngine(() => model.native.writeTensor(name, values)),
-      );
+      for (const { name } of plan.parameters) {
+        const values = await read(name);
+        await callEngine(() => model.native.writeTensor(name, values));
+      }
     } catch (error) {
       model.dispose();
       throw error;
@@ -257,10 +263,12 @@ export class Model implements Disposable {
   }
 
   /**
-   * Writes a checkpoint directory: into a temporary sibling first, which then takes its place, so that
-   * nothing is lost in a crash or on a full disk. Updates called meanwhile wait. Other files in the directory
-   * stay. Where the plan is plain grouped-query attention, Transformers loads the directory as
-   * `LlamaForCausalLM`.
+   * Writes a checkpoint directory, created where it is missing: new files first, which then take the place
+   * of the old ones together, so that nothing is lost in a crash or on a full disk. Updates called meanwhile
+   * wait, and so do other saves into the directory. Its other files stay, and so does the directory itself
+   * with its mode and owner. Where the plan is plain grouped-query attention, Transformers loads the directory as
+   * `LlamaForCausalLM`. Errors: `ERR_CHECKPOINT` with the system's error as its cause, `ERR_ARGUMENT` for a
+   * path that is not a directory, `ERR_DISPOSED`.
    *
    * @example
    * await model.save('checkpoints/final');

@@ -460,7 +460,7 @@ async function writeFully(handle: FileHandle, bytes: Uint8Array): Promise<void> 
 }
 
 /** Makes a rename or an unlink survive a power cut. */
-async function syncDirectory(directory: string): Promise<void> {
+export async function syncDirectory(directory: string): Promise<void> {
   const handle = await open(directory, 'r');
   try {
     await handle.sync();

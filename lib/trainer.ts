@@ -12,10 +12,11 @@ import {
   show,
   type TargetBatch,
 } from './arguments.js';
-import { readJson, writeCheckpoint, writeJson } from './checkpoint.js';
+import { openCheckpoint, readJson, writeCheckpoint, writeJson } from './checkpoint.js';
 import type { Device } from './device.js';
+import { openCurrent } from './directory.js';
 import { DuokvError } from './errors.js';
-import { Model } from './model.js';
+import { checkDevice, Model } from './model.js';
 import { callEngine, callNow, type NativeBatch, type NativeTrainer, type PrecisionName } from './native.js';
 import { SafetensorsFile, writeSafetensors } from './safetensors.js';
 
@@ -283,30 +284,36 @@ export class Trainer implements Disposable {
    * using trainer = await Trainer.resume(device, 'checkpoints/latest');
    */
   static async resume(device: Device, directory: string): Promise<Trainer> {
+    checkDevice(device);
     checkDirectory(directory);
-    const { save, update, options } = await readState(join(directory, STATE_FILE));
-    const model = await Model.load(device, directory);
-    try {
-      const trainer = Trainer.of(model, options);
-      await using weights = await SafetensorsFile.open(join(directory, 'model.safetensors'));
-      await using moments = await SafetensorsFile.open(join(directory, MOMENTS_FILE));
-      for (const { path, metadata } of [weights, moments]) {
-        if (metadata['duokv.save'] !== save) {
+    const { save, update, options } = await openCurrent(directory, STATE_FILE, readState);
+    await using checkpoint = await openCheckpoint(directory);
+    await using moments = await openCurrent(directory, MOMENTS_FILE, (path) => SafetensorsFile.open(path));
+    for (const { file, metadata } of [checkpoint, { file: moments.path, metadata: moments.metadata }]) {
+      if (metadata['duokv.save'] !== save) {
+        throw new DuokvError(
+          'ERR_CHECKPOINT',
+          `${file}: was not written by the same save as ${STATE_FILE} beside it`,
+        );
+      }
+    }
+    const { parameters } = checkpoint.plan;
+    for (const kind of ['m', 'v'] as const) {
+      for (const { name, shape } of parameters) {
+        const found = moments.tensors.get(`${kind}.${name}`)?.shape.join(', ');
+        if (found !== undefined && found !== shape.join(', ')) {
           throw new DuokvError(
             'ERR_CHECKPOINT',
-            `${path}: was not written by the same save as ${STATE_FILE} beside it`,
+            `${moments.path}: tensor "${kind}.${name}": shape [${found}], expected [${shape.join(', ')}]`,
           );
         }
       }
+    }
+    const model = await Model.of(device, checkpoint);
+    try {
+      const trainer = Trainer.of(model, options);
       for (const kind of ['m', 'v'] as const) {
-        for (const { name, shape } of model.plan.parameters) {
-          const found = moments.tensors.get(`${kind}.${name}`)?.shape.join(', ');
-          if (found !== undefined && found !== shape.join(', ')) {
-            throw new DuokvError(
-              'ERR_CHECKPOINT',
-              `${moments.path}: tensor "${kind}.${name}": shape [${found}], expected [${shape.join(', ')}]`,
-            );
-          }
+        for (const { name } of parameters) {
           const values = await moments.readFloat32(`${kind}.${name}`);
           await callEngine(() => trainer.#native.writeState(kind, name, values));
         }

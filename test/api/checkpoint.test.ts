@@ -1,11 +1,32 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { mkdir, readdir, readFile, rm, symlink, truncate, writeFile } from 'node:fs/promises';
+import {
+  chmod,
+  copyFile,
+  mkdir,
+  readdir,
+  readFile,
+  rename,
+  rm,
+  stat,
+  symlink,
+  truncate,
+  writeFile,
+} from 'node:fs/promises';
+import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-import { type Device, designPlan, Model, type ModelConfig, openDevice, presets } from '../../lib/index.js';
+import {
+  type Device,
+  DuokvError,
+  designPlan,
+  Model,
+  type ModelConfig,
+  openDevice,
+  presets,
+} from '../../lib/index.js';
 import { float32ToBf16, SafetensorsFile, type TensorEntry, writeSafetensors } from '../../lib/safetensors.js';
 import {
   randomTokens,
@@ -302,11 +323,167 @@ describe('checkpoints', () => {
     for (const [name, values] of before) assert.ok(sameBits(await loaded.readTensor(name), values), name);
   });
 
+  it('leave the directory itself in place, with its mode', async () => {
+    await using directory = await temporaryDirectory();
+    using model = await Model.create(device, small());
+    await chmod(directory.path, 0o2770);
+    const before = await stat(directory.path);
+    const working = process.cwd();
+    process.chdir(directory.path);
+    try {
+      await model.save('.');
+      await model.save('.');
+      assert.ok((await stat(process.cwd())).isDirectory());
+      (await Model.load(device, '.')).dispose();
+    } finally {
+      process.chdir(working);
+    }
+    const { ino, mode, uid, gid } = await stat(directory.path);
+    assert.deepEqual(
+      { ino, mode, uid, gid },
+      {
+        ino: before.ino,
+        mode: before.mode,
+        uid: before.uid,
+        gid: before.gid,
+      },
+    );
+    assert.equal(mode & 0o7777, 0o2770);
+    assert.deepEqual(await readdir(directory.path), ['config.json', 'model.safetensors']);
+  });
+
+  it('are the old or the new one after a crash in any step of a save', async () => {
+    await using directory = await temporaryDirectory();
+    const path = (name: string) => join(directory.path, name);
+    using old = await Model.create(device, small(), { seed: 1 });
+    // Of another shape, so that a mixture of two checkpoints cannot load.
+    using fresh = await Model.create(device, small({ ffn: 48 }), { seed: 2 });
+    using last = await Model.create(device, small(), { seed: 3 });
+    await fresh.save(path('fresh'));
+    const files = ['config.json', 'model.safetensors'];
+    const steps: [string, string, readonly string[], Model][] = [
+      ['staged', '.duokv-save.x', [], old],
+      ['committed', '.duokv-commit', [], fresh],
+      ['config moved', '.duokv-commit', ['config.json'], fresh],
+      ['weights moved', '.duokv-commit', ['model.safetensors'], fresh],
+      ['all moved', '.duokv-commit', files, fresh],
+    ];
+    for (const [step, folder, moved, expected] of steps) {
+      await old.save(path(step));
+      await mkdir(join(path(step), folder));
+      for (const file of files) await copyFile(join(path('fresh'), file), join(path(step), folder, file));
+      for (const file of moved) await rename(join(path(step), folder, file), join(path(step), file));
+      const listing = () => readdir(path(step), { recursive: true });
+      const before = await listing();
+      const { mtimeMs } = await stat(path(step));
+      using loaded = await Model.load(device, path(step));
+      await assertSameParameters(expected, loaded);
+      assert.deepEqual(await listing(), before, `${step}: loading changes nothing`);
+      assert.equal((await stat(path(step))).mtimeMs, mtimeMs, `${step}: loading writes nothing`);
+      await last.save(path(step));
+      using again = await Model.load(device, path(step));
+      await assertSameParameters(last, again);
+      assert.deepEqual(
+        (await readdir(path(step))).filter((name) => name !== '.duokv-save.x'),
+        files,
+      );
+    }
+  });
+
+  it('are kept where a save fails over one that a crash left unfinished', async () => {
+    await using directory = await temporaryDirectory();
+    const path = join(directory.path, 'checkpoint');
+    using model = await Model.create(device, small(), { seed: 1 });
+    await model.save(path);
+    await mkdir(join(path, '.duokv-commit'));
+    await rename(join(path, 'config.json'), join(path, '.duokv-commit', 'config.json'));
+    const other = await Model.create(device, small(), { seed: 2 });
+    const saving = other.save(path);
+    other.dispose();
+    await rejectsWith('ERR_DISPOSED', /the model was disposed/, () => saving);
+    using loaded = await Model.load(device, path);
+    await assertSameParameters(model, loaded);
+  });
+
+  it('clear away what a killed save has staged, but nothing of a save that runs', async () => {
+    await using directory = await temporaryDirectory();
+    using model = await Model.create(device, small());
+    const child = spawn(process.execPath, ['-e', '0']);
+    await new Promise((resolve) => child.once('exit', resolve));
+    const staged = (pid: number | undefined) => `.duokv-save.${hostname()}.${pid}.0`;
+    for (const pid of [child.pid, process.pid])
+      await mkdir(join(directory.path, staged(pid), 'a'), { recursive: true });
+    await model.save(directory.path);
+    assert.deepEqual(await readdir(directory.path), [
+      staged(process.pid),
+      'config.json',
+      'model.safetensors',
+    ]);
+  });
+
+  it('are saved one after another by one process, the last one asked for staying', async () => {
+    await using directory = await temporaryDirectory();
+    const path = join(directory.path, 'new', 'checkpoint');
+    const models = await Promise.all(
+      [1, 2, 3, 4].map((seed) => Model.create(device, small({ ffn: 40 + seed }), { seed })),
+    );
+    await Promise.all(models.map((model) => model.save(path)));
+    assert.deepEqual(await readdir(path), ['config.json', 'model.safetensors']);
+    using loaded = await Model.load(device, path);
+    await assertSameParameters(models.at(-1) as Model, loaded);
+    for (const model of models) model.dispose();
+  });
+
+  it('report what the file system refuses, and leave no directory behind', async () => {
+    await using directory = await temporaryDirectory();
+    using model = await Model.create(device, small());
+    const file = join(directory.path, 'file');
+    await writeFile(file, '');
+    await symlink('loop', join(directory.path, 'loop'));
+    await mkdir(join(directory.path, 'occupied', 'config.json'), { recursive: true });
+    const cases: [string, string][] = [
+      [join(file, 'checkpoint'), 'ENOTDIR'],
+      [join(directory.path, 'new', 'x'.repeat(300)), 'ENAMETOOLONG'],
+      [join(directory.path, 'loop'), 'ELOOP'],
+    ];
+    for (const [path, code] of cases) {
+      await assert.rejects(model.save(path), (error) => {
+        assert.ok(error instanceof DuokvError, `${error}`);
+        assert.equal(error.code, 'ERR_CHECKPOINT');
+        assert.ok(error.message.startsWith(`${path}: cannot be saved: ${code}`), error.message);
+        assert.equal((error.cause as NodeJS.ErrnoException).code, code);
+        return true;
+      });
+    }
+    await rejectsWith('ERR_CHECKPOINT', /config\.json: is a directory/, () =>
+      model.save(join(directory.path, 'occupied')),
+    );
+    const disposed = await Model.create(device, small());
+    const saving = disposed.save(join(directory.path, 'deep', 'new'));
+    disposed.dispose();
+    await rejectsWith('ERR_DISPOSED', /the model was disposed/, () => saving);
+    assert.deepEqual((await readdir(directory.path)).sort(), ['file', 'loop', 'occupied']);
+    assert.deepEqual(await readdir(join(directory.path, 'occupied')), ['config.json']);
+  });
+
+  it('are checked against their config before memory is taken', async () => {
+    await using directory = await temporaryDirectory();
+    using model = await Model.create(device, small());
+    await model.save(directory.path);
+    const json = await readConfig(directory.path);
+    // Some 1.6 TB of parameters.
+    const duokv = { ...json.duokv, vocab: 2 ** 24, hidden: 24576 };
+    await writeFile(join(directory.path, 'config.json'), JSON.stringify({ ...json, duokv }));
+    await rejectsWith('ERR_CHECKPOINT', /"model\.embed_tokens\.weight": shape \[61, 24\], expected/, () =>
+      Model.load(device, directory.path),
+    );
+  });
+
   it('are complete whenever the saving process is killed', async () => {
     await using directory = await temporaryDirectory();
     const path = join(directory.path, 'checkpoint');
     const program = fileURLToPath(new URL('program.ts', import.meta.url));
-    for (const delay of [3, 17, 40]) {
+    for (const delay of [1, 3, 9, 17, 28, 40]) {
       const child = spawn(process.execPath, ['--import', 'tsx', program, 'save', path], {
         stdio: ['ignore', 'pipe', 'inherit'],
       });
