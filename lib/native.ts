@@ -246,8 +246,6 @@ interface NativeAddon {
   cacheBytes(config: unknown, batch: number, positions: number, precision: PrecisionName): CacheBytes;
   flopsOfDocuments(config: unknown, documentLengths: readonly number[]): FlopCount;
   flopsOfPairs(config: unknown, tokens: number, causalPairs: number, windowPairs: number): FlopCount;
-  /** Swaps two directory entries atomically; false where the file system cannot. */
-  exchangePaths(a: string, b: string): boolean;
   /** Devices, models, trainers and sessions whose memory is not freed yet. */
   liveResources(): number;
 }

@@ -2,7 +2,6 @@
 #include "addon/cancellation.h"
 #include "addon/device_object.h"
 #include "addon/environment.h"
-#include "addon/filesystem.h"
 #include "addon/model_object.h"
 #include "addon/plan_functions.h"
 #include "addon/session_object.h"
@@ -27,7 +26,6 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   TrainerObject::define(env);
   SessionObject::define(env);
   define_plan_functions(env, exports);
-  define_filesystem_functions(env, exports);
   exports.Set("openDevice", Napi::Function::New<DeviceObject::open>(env, "openDevice"));
   exports.Set("liveResources", Napi::Function::New<live_resources>(env, "liveResources"));
   return exports;
