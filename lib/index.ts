@@ -42,6 +42,7 @@ export {
   type DecodeInput,
   type GeneratedToken,
   type GenerateOptions,
+  type GraphStats,
   type PrefillInput,
   type PrefillResult,
   Session,

@@ -176,6 +176,7 @@ export interface NativeModel {
     batch: number,
     capacity: number,
     precision: PrecisionName,
+    graphs: boolean,
   ): { session: NativeSession; ready: Promise<void> };
   dispose(): void;
 }
@@ -232,6 +233,14 @@ export interface NativeSession {
     reserved: number;
     device: number;
     host: number;
+    graphs: {
+      held: number;
+      recorded: number;
+      replayed: number;
+      dropped: number;
+      bytes: number;
+      seconds: number;
+    };
     lengths: number[];
     exact: boolean[];
   };

@@ -34,7 +34,7 @@ export interface SessionOptions {
   readonly capacity: number;
   /** Of every call; caches are FP32, under `bf16` BF16. Default `fp32`. */
   readonly precision?: PrecisionName;
-  /** CUDA graphs, where the backend has them (default true). */
+  /** Record prefills of empty rows and decode steps as graphs, where the backend has them (default true). */
   readonly graphs?: boolean;
 }
 
@@ -104,6 +104,21 @@ export interface SessionBytes extends CacheBytes {
   readonly host: number;
 }
 
+/**
+ * Passes a session recorded as graphs, where the backend has them. A shape runs as it is the first time, is
+ * recorded the second time and replayed from then on; the least recently used of 16 makes room for another.
+ */
+export interface GraphStats {
+  readonly held: number;
+  readonly recorded: number;
+  readonly replayed: number;
+  readonly dropped: number;
+  /** Device memory of the programs held: graphs and the workspaces they name. */
+  readonly bytes: number;
+  /** Spent recording. */
+  readonly seconds: number;
+}
+
 /** The complete cache of a session, by name. */
 class SessionCache {
   readonly #native: NativeSession;
@@ -123,7 +138,7 @@ class SessionCache {
    * const { lower, global, local, documentIds, total } = session.cache.bytes();
    */
   bytes(): SessionBytes {
-    const { lengths: _, exact: __, ...bytes } = this.#native.state();
+    const { lengths: _, exact: __, graphs: ___, ...bytes } = this.#native.state();
     return bytes;
   }
 
@@ -224,14 +239,14 @@ export class Session implements Disposable {
   /** @internal */
   static of(model: Model, options: SessionOptions): Session {
     checkOptions(options, 'options', ['batch', 'capacity', 'precision', 'graphs']);
-    const { batch = 1, capacity, precision = 'fp32', graphs } = options;
+    const { batch = 1, capacity, precision = 'fp32', graphs = true } = options;
     checkInteger(batch, 'batch', 1, 2 ** 20);
     checkInteger(capacity, 'capacity', 1, 2 ** 31 - 2);
     checkPrecision(precision);
-    if (graphs !== undefined && typeof graphs !== 'boolean') {
+    if (typeof graphs !== 'boolean') {
       throw new DuokvError('ERR_ARGUMENT', `graphs is ${show(graphs)}; it must be true or false`);
     }
-    const { session, ready } = callNow(() => model.native.createSession(batch, capacity, precision));
+    const { session, ready } = callNow(() => model.native.createSession(batch, capacity, precision, graphs));
     const translated = callEngine(() => ready);
     translated.catch(() => {});
     return new Session(model, { batch, capacity, precision }, session, translated);
@@ -241,6 +256,11 @@ export class Session implements Disposable {
   get lengths(): number[] {
     const { lengths } = this.#native.state();
     return lengths.length === 0 ? new Array(this.batch).fill(0) : lengths;
+  }
+
+  /** Graphs recorded so far, as the last call that ended left them; zeros where the backend has none. */
+  get graphs(): GraphStats {
+    return this.#native.state().graphs;
   }
 
   get disposed(): boolean {

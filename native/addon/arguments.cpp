@@ -35,6 +35,11 @@ int64_t to_integer(Napi::Value value, const std::string& name) {
   return static_cast<int64_t>(number);
 }
 
+bool to_boolean(Napi::Value value, const std::string& name) {
+  if (!value.IsBoolean()) reject(name, "true or false");
+  return value.As<Napi::Boolean>().Value();
+}
+
 double to_number(Napi::Value value, const std::string& name) {
   if (!value.IsNumber()) reject(name, "a number");
   const double number = value.As<Napi::Number>().DoubleValue();

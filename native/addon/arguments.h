@@ -14,6 +14,7 @@
 namespace duokv::addon {
 
 int64_t to_integer(Napi::Value value, const std::string& name);
+bool to_boolean(Napi::Value value, const std::string& name);
 double to_number(Napi::Value value, const std::string& name);
 std::string to_text(Napi::Value value, const std::string& name);
 Napi::Object to_object(Napi::Value value, const std::string& name);

@@ -54,7 +54,7 @@ void require_length(const char* name, size_t length, size_t expected) {
 }  // namespace
 
 void SessionSlot::refresh() {
-  SessionSnapshot snapshot{session->bytes(), {}, {}};
+  SessionSnapshot snapshot{session->bytes(), {}, {}, session->graphs()};
   for (int64_t row = 0; row < session->options().batch; ++row) {
     snapshot.lengths.push_back(session->length(row));
     snapshot.exact.push_back(session->exact(row));
@@ -78,7 +78,8 @@ Napi::Value SessionObject::create(const Napi::CallbackInfo& info,
   const Napi::Env env = info.Env();
   model->require_live();
   const SessionOptions options{to_integer(info[0], "batch"), to_integer(info[1], "capacity"),
-                               parse_precision(to_text(info[2], "precision"))};
+                               parse_precision(to_text(info[2], "precision")),
+                               to_boolean(info[3], "graphs")};
   auto resource = std::make_shared<SessionResource>(env, model, options.batch);
   model->adopt(resource);
   const Napi::Object session = wrap(env, Environment::of(env).session, resource);
@@ -246,6 +247,14 @@ Napi::Value SessionObject::state(const Napi::CallbackInfo& info) {
   result.Set("reserved", number(snapshot.bytes.reserved));
   result.Set("device", number(snapshot.bytes.device));
   result.Set("host", number(snapshot.bytes.host));
+  Napi::Object graphs = Napi::Object::New(env);
+  graphs.Set("held", number(snapshot.graphs.held));
+  graphs.Set("recorded", number(snapshot.graphs.recorded));
+  graphs.Set("replayed", number(snapshot.graphs.replayed));
+  graphs.Set("dropped", number(snapshot.graphs.dropped));
+  graphs.Set("bytes", number(snapshot.graphs.bytes));
+  graphs.Set("seconds", snapshot.graphs.seconds);
+  result.Set("graphs", graphs);
   result.Set("lengths", lengths);
   result.Set("exact", exact);
   return result;

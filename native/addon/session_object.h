@@ -14,6 +14,7 @@ struct SessionSnapshot {
   SessionBytes bytes;
   std::vector<int64_t> lengths;  // [batch] positions stored
   std::vector<bool> exact;       // [batch]
+  GraphStats graphs;
 };
 
 struct SessionSlot {

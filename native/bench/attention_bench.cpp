@@ -110,8 +110,10 @@ double product_rate(ops::Device* device) {
   std::vector<float> y(static_cast<size_t>(m * n));
   const ops::LinearArgs args = {.x = x.data(),
                                 .m = m,
-                                .w = {w.data(), n, k, 1, nullptr},
-                                .y = y.data(),
+                                .per_row = m,
+                                .count = 1,
+                                .w = {{w.data(), n, k, 1, nullptr}},
+                                .y = {y.data()},
                                 .accumulate = false,
                                 .round_output = false,
                                 .mode = ops::ProductMode::FP32};
@@ -216,6 +218,7 @@ class Problem {
     }
     rows_.push_back(std::make_unique<std::vector<ops::BankRow>>(std::move(rows)));
     return {rows_.back()->data(),
+            count,
             bf16 ? ops::DType::BF16 : ops::DType::F32,
             int64_t{count} * kHeadDim,
             kHeadDim,

@@ -151,21 +151,25 @@ void cache(Bench& bench, ops::Device* device) {
   Rng rng;
   const int64_t n = kTokens * kKvHeads * kHeadDim, head_stride = kTokens * kHeadDim;
   const Array<float> src(device, rng.normals(n)), bank(device, rng.normals(n)), other(device, rng.normals(n));
+  const Array<float> angles(device, rng.normals(kHeadDim));
+  const Array<int32_t> positions(device, std::vector<int32_t>(kTokens, 0));
   for (const ops::DType dtype : {ops::DType::F32, ops::DType::BF16}) {
     const bool narrow = dtype == ops::DType::BF16;
     const int64_t stored = narrow ? 2 : 4;
-    const ops::BankSlot row = {bank.data(), 1000, kTokens};
-    const ops::CacheWriteArgs write = {.src = src.data(),
+    const ops::BankSlot row = {bank.data(), other.data(), 1000, kTokens};
+    const ops::CacheWriteArgs write = {.k = src.data(),
+                                       .v = src.data(),
                                        .batch = 1,
                                        .count = kTokens,
-                                       .skip = 0,
                                        .kv_heads = kKvHeads,
                                        .head_dim = kHeadDim,
+                                       .positions = positions.data(),
+                                       .table = angles.data(),
                                        .dtype = dtype,
                                        .head_stride = head_stride,
                                        .position_stride = kHeadDim,
                                        .rows = &row};
-    bench.run(narrow ? "cache_write, BF16" : "cache_write, FP32", (4 + stored) * n,
+    bench.run(narrow ? "cache_write, BF16" : "cache_write, FP32", 2 * (4 + stored) * n,
               [&] { return table().cache_write(device, &write); });
     const ops::CacheReadArgs read = {.bank = bank.data(),
                                      .count = kTokens,

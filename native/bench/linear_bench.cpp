@@ -190,8 +190,8 @@ void serving(Bench& bench, const Layer& layer, Mode mode, int64_t m) {
   check(table().pack_cache_create(bench.device(), &packs));
   const auto weight = [&](int64_t i) { return weights[static_cast<size_t>(i % copies)]->data(); };
   const auto call = [&](int64_t i) {
-    const ops::LinearArgs args{x.data(),           m,   {weight(i), n, k, 1, packs}, y.data(), false,
-                               mode == Mode::BF16, mode};
+    const ops::LinearArgs args{
+        x.data(), m, m, 1, {{weight(i), n, k, 1, packs}}, {y.data()}, false, mode == Mode::BF16, mode};
     check(table().linear_forward(bench.device(), &args));
   };
   const auto onednn = [&](int64_t i) {
@@ -226,7 +226,7 @@ void training(Bench& bench, const Layer& layer, Mode mode, int64_t m) {
   };
   one("forward",
       [&](int64_t) {
-        const ops::LinearArgs args{x.data(), m, weight, y.data(), false, false, mode};
+        const ops::LinearArgs args{x.data(), m, m, 1, {weight}, {y.data()}, false, false, mode};
         check(table().linear_forward(bench.device(), &args));
       },
       {m, n, k, {x.data(), k, false}, {w.data(), k, true}, ops::DType::F32, y.data(), false});

@@ -1,6 +1,7 @@
 #include "core/cache.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace duokv {
 
@@ -37,11 +38,24 @@ Cache::Extent Cache::extent(int32_t bank, int64_t index) const {
 }
 
 void Cache::store_document_ids(int64_t index, const std::vector<int64_t>& ids) {
-  int64_t* end = document_ids_.as<int64_t>() + index * capacity_ + row(index).length;
-  device_->upload(end, ids.data(), static_cast<int64_t>(ids.size() * sizeof(int64_t)));
+  constexpr size_t kBatch = 256;
+  CacheRow& state = row(index);
+  state.unsent_ids.insert(state.unsent_ids.end(), ids.begin(), ids.end());
+  if (state.unsent_ids.size() >= kBatch) send_document_ids(index);
+}
+
+void Cache::send_document_ids(int64_t index) const {
+  const CacheRow& state = row(index);
+  const int64_t count = static_cast<int64_t>(state.unsent_ids.size());
+  if (count == 0) return;
+  device_->upload(document_ids_.as<int64_t>() + index * capacity_ + state.sent_ids, state.unsent_ids.data(),
+                  count * static_cast<int64_t>(sizeof(int64_t)));
+  state.sent_ids += count;
+  state.unsent_ids.clear();
 }
 
 std::vector<int64_t> Cache::document_ids(int64_t index) const {
+  send_document_ids(index);
   std::vector<int64_t> ids(static_cast<size_t>(row(index).length));
   device_->download(ids.data(), document_ids_.as<int64_t>() + index * capacity_,
                     static_cast<int64_t>(ids.size() * sizeof(int64_t)));
@@ -97,13 +111,14 @@ void Cache::read(const std::string& name, int64_t index, float* out) const {
 }
 
 CacheBanks::CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std::vector<int64_t> rows,
-                       int64_t count, const Suffixes& suffixes)
+                       int64_t count, const Suffixes& suffixes, const float* rotary_table)
     : workspace_(workspace),
       cache_(cache),
       plan_(plan),
       device_(*workspace.device()),
       rows_(std::move(rows)),
       count_(count),
+      rotary_table_(rotary_table),
       staging_(plan.banks.size()) {
   for (size_t b = 0; b < plan.banks.size(); ++b) {
     const int32_t bank = static_cast<int32_t>(b);
@@ -123,8 +138,12 @@ CacheBanks::CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std
         static_cast<int64_t>(rows_.size()) * plan.config.kv_width() * staging.slots * cache.element();
     staging.k = workspace.take<char>(bytes);
     staging.v = workspace.take<char>(bytes);
-    stage_earlier(bank);
   }
+  for (size_t b = 0; b < plan.banks.size(); ++b)
+    targets_.push_back(target(static_cast<int32_t>(b), suffixes.projection[b]));
+  for (const LayerPlan& layer : plan.layers)
+    for (const Read& read : layer.reads)
+      if (!views_.contains({read.k_bank, read.v_bank})) views_[{read.k_bank, read.v_bank}] = view_of(read);
 }
 
 // Start of row r's memory in a head-major tensor of `slots` slots.
@@ -162,14 +181,30 @@ CacheBanks::Place CacheBanks::ring_place(int32_t bank, bool is_k, size_t r, int6
   return {is_k ? cache_.k(bank, rows_[r]) : cache_.v(bank, rows_[r]), position, cache_.slots(bank)};
 }
 
-void CacheBanks::stage_earlier(int32_t bank) {
-  const Staging& staging = staging_[static_cast<size_t>(bank)];
-  for (size_t r = 0; r < rows_.size(); ++r) {
-    const int64_t earlier = staging.earlier[r];
-    if (earlier == 0) continue;
-    const int64_t first = cache_.row(rows_[r]).length - earlier;
-    for (bool is_k : {true, false})
-      copy_entries(ring_place(bank, is_k, r, first), staged_place(bank, is_k, r, 0), earlier);
+void CacheBanks::load() {
+  for (size_t b = 0; b < staging_.size(); ++b) {
+    const int32_t bank = static_cast<int32_t>(b);
+    for (size_t r = 0; r < staging_[b].earlier.size(); ++r) {
+      const int64_t earlier = staging_[b].earlier[r];
+      if (earlier == 0) continue;
+      const int64_t first = cache_.row(rows_[r]).length - earlier;
+      for (bool is_k : {true, false})
+        copy_entries(ring_place(bank, is_k, r, first), staged_place(bank, is_k, r, 0), earlier);
+    }
+  }
+}
+
+void CacheBanks::store() {
+  for (size_t b = 0; b < staging_.size(); ++b) {
+    const int32_t bank = static_cast<int32_t>(b);
+    const Staging& staging = staging_[b];
+    for (size_t r = 0; r < staging.earlier.size(); ++r) {
+      const int64_t held = staging.earlier[r] + staging.length;
+      const int64_t kept = std::min(plan_.banks[b].window, held);
+      const int64_t first = cache_.row(rows_[r]).length + count_ - kept;
+      for (bool is_k : {true, false})
+        copy_entries(staged_place(bank, is_k, r, held - kept), ring_place(bank, is_k, r, first), kept);
+    }
   }
 }
 
@@ -178,30 +213,40 @@ Banks::Entries CacheBanks::entries(int32_t, int64_t length) {
   return {workspace_.take(elements), workspace_.take(elements)};
 }
 
-void CacheBanks::write(int32_t bank, const Entries& entries, int64_t length) {
-  const ModelConfig& c = plan_.config;
-  for (bool is_k : {true, false}) {
-    std::vector<ops::BankSlot> targets;
-    int64_t slots = 0;
-    for (size_t r = 0; r < rows_.size(); ++r) {
-      const Place place = staged(bank)
-                              ? staged_place(bank, is_k, r, staging_[static_cast<size_t>(bank)].earlier[r])
-                              : ring_place(bank, is_k, r, cache_.row(rows_[r]).length + count_ - length);
-      slots = place.slots;
-      targets.push_back(
-          {place.memory, static_cast<int32_t>(place.slot % slots), static_cast<int32_t>(slots)});
-    }
-    device_.run(&OpTable::cache_write,
-                {is_k ? entries.k : entries.v, static_cast<int64_t>(rows_.size()), length, 0,
-                 static_cast<int32_t>(c.kv_heads), static_cast<int32_t>(c.head_dim), cache_.dtype(),
-                 slots * c.head_dim, c.head_dim, workspace_.upload(targets)});
+CacheBanks::Target CacheBanks::target(int32_t bank, int64_t length) const {
+  std::vector<ops::BankSlot> slots;
+  int64_t capacity = 0;
+  for (size_t r = 0; r < rows_.size(); ++r) {
+    const auto place = [&](bool is_k) {
+      return staged(bank) ? staged_place(bank, is_k, r, staging_[static_cast<size_t>(bank)].earlier[r])
+                          : ring_place(bank, is_k, r, cache_.row(rows_[r]).length + count_ - length);
+    };
+    const Place k = place(true), v = place(false);
+    capacity = k.slots;
+    slots.push_back(
+        {k.memory, v.memory, static_cast<int32_t>(k.slot % k.slots), static_cast<int32_t>(k.slots)});
   }
+  return {workspace_.upload(slots), capacity};
 }
 
-ops::Bank CacheBanks::view(const Read& read) {
+void CacheBanks::write(int32_t bank, const Entries& entries, int64_t length, const int32_t* positions) {
+  const ModelConfig& c = plan_.config;
+  const Target& target = targets_[static_cast<size_t>(bank)];
+  device_.run(&OpTable::cache_write,
+              {entries.k, entries.v, static_cast<int64_t>(rows_.size()), length,
+               static_cast<int32_t>(c.kv_heads), static_cast<int32_t>(c.head_dim), positions, rotary_table_,
+               cache_.dtype(), target.slots * c.head_dim, c.head_dim, target.rows});
+}
+
+int64_t CacheBanks::launch_entries(int64_t length) {
+  constexpr uint64_t kSmallest = 256;
+  return static_cast<int64_t>(std::bit_ceil(std::max(kSmallest, static_cast<uint64_t>(length))));
+}
+
+ops::Bank CacheBanks::view_of(const Read& read) const {
   const ModelConfig& c = plan_.config;
   std::vector<ops::BankRow> rows;
-  int64_t slots = 0;
+  int64_t slots = 0, longest = 0;
   for (size_t r = 0; r < rows_.size(); ++r) {
     const int64_t end = cache_.row(rows_[r]).length + count_;
     int64_t first;
@@ -217,27 +262,24 @@ ops::Bank CacheBanks::view(const Read& read) {
       v = ring_place(read.v_bank, false, r, first);
     }
     slots = k.slots;
+    longest = std::max(longest, end - first);
     rows.push_back({k.memory, v.memory, static_cast<int32_t>(first), static_cast<int32_t>(end - first),
                     static_cast<int32_t>(k.slot % slots), static_cast<int32_t>(slots)});
   }
-  return {workspace_.upload(rows), cache_.dtype(), slots * c.head_dim, c.head_dim, 0, nullptr};
+  if (count_ == 1) longest = std::min(slots, launch_entries(longest));
+  return {workspace_.upload(rows),
+          static_cast<int32_t>(longest),
+          cache_.dtype(),
+          slots * c.head_dim,
+          c.head_dim,
+          0,
+          nullptr};
 }
 
 void CacheBanks::commit(bool exact) {
   int64_t shortest = count_;  // appended local entries that every bank has
-  for (size_t b = 0; b < plan_.banks.size(); ++b) {
-    const int32_t bank = static_cast<int32_t>(b);
-    if (!staged(bank)) continue;
-    const Staging& staging = staging_[b];
-    shortest = std::min(shortest, staging.length);
-    for (size_t r = 0; r < rows_.size(); ++r) {
-      const int64_t held = staging.earlier[r] + staging.length;
-      const int64_t kept = std::min(plan_.banks[b].window, held);
-      const int64_t first = cache_.row(rows_[r]).length + count_ - kept;
-      for (bool is_k : {true, false})
-        copy_entries(staged_place(bank, is_k, r, held - kept), ring_place(bank, is_k, r, first), kept);
-    }
-  }
+  for (size_t b = 0; b < staging_.size(); ++b)
+    if (staged(static_cast<int32_t>(b))) shortest = std::min(shortest, staging_[b].length);
   for (int64_t index : rows_) {
     CacheRow& row = cache_.row(index);
     row.length += count_;

@@ -18,6 +18,9 @@ struct CacheRow {
       0;  // local banks hold no position before this one (an approximate prefill left a gap)
   bool exact = true;
   RowDocuments documents;
+  // Document ids of the last positions, which the device does not hold yet, and how many it holds.
+  mutable std::vector<int64_t> unsent_ids;
+  mutable int64_t sent_ids = 0;
 };
 
 // Storage is head-major, [batch, kv_heads, slots, head_dim] per K and V tensor. Full banks have a slot per
@@ -43,7 +46,8 @@ class Cache {
   };
   Extent extent(int32_t bank, int64_t row) const;
 
-  void store_document_ids(int64_t row, const std::vector<int64_t>& ids);  // appended after row.length
+  // Appends to the ids of a row. They travel to the device in batches, or when they are read.
+  void store_document_ids(int64_t row, const std::vector<int64_t>& ids);
   SessionBytes bytes() const;
   std::vector<std::string> names() const;
   int64_t entries(const std::string& name, int64_t row) const;
@@ -69,21 +73,31 @@ class Cache {
   };
   std::vector<Storage> storage_;
   Buffer document_ids_;  // int64 [batch, capacity]
+  void send_document_ids(int64_t row) const;
   std::vector<CacheRow> rows_;
 };
 
 // Banks of a pass that appends `count` positions to some rows of a cache. Full banks are written in place,
 // beyond each row's length. Local entries are staged in the workspace after the earlier entries they are read
-// together with; a single position goes straight to its free slot of the ring. Nothing counts until `commit`.
+// together with, and `store` moves them to their rings; a single position goes straight to its free slot of
+// the ring. Nothing counts until `commit`.
 class CacheBanks : public Banks {
  public:
   CacheBanks(Workspace& workspace, Cache& cache, const Plan& plan, std::vector<int64_t> rows, int64_t count,
-             const Suffixes& suffixes);
+             const Suffixes& suffixes, const float* rotary_table);
   Entries entries(int32_t bank, int64_t length) override;
-  void write(int32_t bank, const Entries& entries, int64_t length) override;
-  ops::Bank view(const Read& read) override;
+  void write(int32_t bank, const Entries& entries, int64_t length, const int32_t* positions) override;
+  ops::Bank view(const Read& read) override { return views_.at({read.k_bank, read.v_bank}); }
 
+  // Copies earlier local entries to the staging that needs them: before the layers run.
+  void load();
+  // Copies staged local entries to their rings: after the layers have run.
+  void store();
   void commit(bool exact);
+
+  // Entries that the attention launches of a one-position pass over `length` stored positions are sized for:
+  // the next power of two, so that the same launches serve many steps.
+  static int64_t launch_entries(int64_t length);
 
  private:
   struct Staging {
@@ -92,6 +106,10 @@ class CacheBanks : public Banks {
     int64_t slots = 0;             // per row and head
     int64_t length = 0;            // appended entries
     std::vector<int64_t> earlier;  // [rows] entries in front of them
+  };
+  struct Target {
+    const ops::BankSlot* rows;  // [rows] device
+    int64_t slots;
   };
   bool staged(int32_t bank) const { return plan_.banks[static_cast<size_t>(bank)].window != 0 && count_ > 1; }
   // A run of slots in one row's memory; `slot` is taken modulo `slots`.
@@ -102,7 +120,8 @@ class CacheBanks : public Banks {
   Place staged_place(int32_t bank, bool is_k, size_t r, int64_t slot) const;
   Place ring_place(int32_t bank, bool is_k, size_t r, int64_t position) const;
   void copy_entries(const Place& from, const Place& to, int64_t count);
-  void stage_earlier(int32_t bank);
+  Target target(int32_t bank, int64_t length) const;
+  ops::Bank view_of(const Read& read) const;
 
   Workspace& workspace_;
   Cache& cache_;
@@ -110,7 +129,10 @@ class CacheBanks : public Banks {
   Device& device_;
   std::vector<int64_t> rows_;
   int64_t count_;
+  const float* rotary_table_;
   std::vector<Staging> staging_;  // by bank
+  std::vector<Target> targets_;   // by bank
+  BankViews views_;
 };
 
 }  // namespace duokv

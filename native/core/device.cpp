@@ -33,6 +33,10 @@ void Device::check(ops::Status status) const {
   }
 }
 
+Graph::~Graph() {
+  if (graph_ != nullptr) device_->table().graph_destroy(device_->handle(), graph_);
+}
+
 Buffer::Buffer(std::shared_ptr<Device> device, int64_t bytes, const std::string& what)
     : device_(std::move(device)), bytes_(bytes) {
   const ops::Status status = device_->table().allocate(device_->handle(), bytes, &memory_);

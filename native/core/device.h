@@ -43,6 +43,46 @@ class Device {
   ops::Device* handle_;
 };
 
+// Operations recorded once and run together, on the memory they named; where the backend has graphs.
+class Graph {
+ public:
+  Graph() = default;
+  static bool available(const Device& device) { return device.table().graph_begin != nullptr; }
+  // What `operations()` queues on the device is recorded, not run. Nothing is kept when it throws.
+  template <class Operations>
+  static Graph record(std::shared_ptr<Device> device, Operations&& operations) {
+    device->check(device->table().graph_begin(device->handle()));
+    try {
+      operations();
+    } catch (...) {
+      device->table().graph_end(device->handle(), nullptr);
+      throw;
+    }
+    Graph graph;
+    device->check(device->table().graph_end(device->handle(), &graph.graph_));
+    graph.device_ = std::move(device);
+    return graph;
+  }
+  ~Graph();
+  Graph(Graph&& other) noexcept { swap(other); }
+  Graph& operator=(Graph&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  void launch() const { device_->check(device_->table().graph_launch(device_->handle(), graph_)); }
+  int64_t bytes() const { return graph_ == nullptr ? 0 : device_->table().graph_bytes(graph_); }
+  explicit operator bool() const { return graph_ != nullptr; }
+
+ private:
+  void swap(Graph& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(graph_, other.graph_);
+  }
+  std::shared_ptr<Device> device_;
+  ops::Graph* graph_ = nullptr;
+};
+
 // Device memory with one owner.
 class Buffer {
  public:

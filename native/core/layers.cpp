@@ -44,22 +44,31 @@ const Positions::Suffix& Positions::suffix(int64_t length) {
   return suffixes_.emplace(length, suffix).first->second;
 }
 
-TrainingBanks::TrainingBanks(Workspace& workspace, const Plan& plan, int64_t batch, int64_t count)
-    : workspace_(workspace), plan_(plan), batch_(batch), count_(count) {
-  const int64_t elements = batch * count * plan.config.kv_width();
+TrainingBanks::TrainingBanks(Workspace& workspace, const Plan& plan, int64_t batch, int64_t count,
+                             const float* rotary_table)
+    : plan_(plan), device_(*workspace.device()), batch_(batch), rotary_table_(rotary_table) {
+  const int64_t row = count * plan.config.kv_width();
   for (size_t b = 0; b < plan.banks.size(); ++b)
-    entries_.push_back({workspace.take(elements), workspace.take(elements)});
+    entries_.push_back({workspace.take(batch * row), workspace.take(batch * row)});
+  const int32_t length = static_cast<int32_t>(count);
+  for (const LayerPlan& layer : plan.layers) {
+    for (const Read& read : layer.reads) {
+      ops::Bank& view = views_[{read.k_bank, read.v_bank}];
+      if (view.rows != nullptr) continue;
+      const float* k = entries_[static_cast<size_t>(read.k_bank)].k;
+      const float* v = entries_[static_cast<size_t>(read.v_bank)].v;
+      std::vector<ops::BankRow> rows;
+      for (int64_t b = 0; b < batch; ++b) rows.push_back({k + b * row, v + b * row, 0, length, 0, length});
+      view = {workspace.upload(rows), length, ops::DType::F32, plan.config.head_dim,
+              plan.config.kv_width(), 0,      nullptr};
+    }
+  }
 }
 
-ops::Bank TrainingBanks::view(const Read& read) {
-  const int64_t row = count_ * plan_.config.kv_width();
-  const float* k = entries_[static_cast<size_t>(read.k_bank)].k;
-  const float* v = entries_[static_cast<size_t>(read.v_bank)].v;
-  const int32_t count = static_cast<int32_t>(count_);
-  std::vector<ops::BankRow> rows;
-  for (int64_t b = 0; b < batch_; ++b) rows.push_back({k + b * row, v + b * row, 0, count, 0, count});
-  return {
-      workspace_.upload(rows), ops::DType::F32, plan_.config.head_dim, plan_.config.kv_width(), 0, nullptr};
+void TrainingBanks::write(int32_t, const Entries& entries, int64_t length, const int32_t* positions) {
+  device_.run(&OpTable::rotary,
+              {entries.k, batch_ * length, static_cast<int32_t>(plan_.config.kv_heads),
+               static_cast<int32_t>(plan_.config.head_dim), positions, rotary_table_, false});
 }
 
 namespace {
@@ -78,12 +87,10 @@ class Forward {
   float* run(const int32_t* tokens) {
     int64_t length = pass_.positions.count();  // tokens per row that x holds
     // Everything that outlives a layer is taken before the first one: the residual stream, a second copy for
-    // suffixes of several rows (a suffix of one row is a pointer), the per-token arrays.
+    // suffixes of several rows (a suffix of one row is a pointer).
     float* x = take(length, config_.hidden);
     stream_[0] = x;
     if (tape_ == nullptr && batch_ > 1) stream_[1] = take(length, config_.hidden);
-    for (int64_t suffix : pass_.suffixes.query) pass_.positions.suffix(suffix);
-    for (int64_t suffix : pass_.suffixes.projection) pass_.positions.suffix(suffix);
     device_.run(&OpTable::embedding_forward,
                 {tokens, batch_ * length, config_.hidden, pass_.model.data(plan_.embedding), x});
     if (tape_ != nullptr) tape_->layers.resize(plan_.layers.size());
@@ -106,25 +113,23 @@ class Forward {
     const int64_t m = batch_ * queries;
 
     kept.q = take(queries, config_.query_width());
-    {
-      const WorkspaceScope normalised(pass_.workspace);
-      linear(project_banks(plan, x, length, queries), m, plan.q_proj, kept.q);
-    }
+    project(plan, x, length, queries, kept.q);
     const Positions::Suffix& where = pass_.positions.suffix(queries);
     rotary(kept.q, m, config_.query_heads, where.position);
     attention(plan, queries, where, kept);
     kept.middle = residual(shorten(x, length, queries), m);
-    accumulate(kept.attention, m, plan.o_proj, kept.middle);
+    products(kept.attention, m, queries, {{plan.o_proj, kept.middle}}, true);
 
-    x = feed_forward(plan, m, kept);
-    if (plan.adapter_up != kNone) x = adapter(plan, x, m, kept);
+    x = feed_forward(plan, m, queries, kept);
+    if (plan.adapter_up != kNone) x = adapter(plan, x, m, queries, kept);
     if (tape_ != nullptr) tape_->layers[i] = kept;
     return x;
   }
 
-  // K and V of every bank projected from this layer's input. Returns the layer's own normalised input of the
-  // last `queries` tokens, which most layers share with their projection, in workspace memory.
-  const float* project_banks(const LayerPlan& plan, const float* x, int64_t length, int64_t queries) {
+  // Q of the last `queries` tokens, and K and V of every bank projected from this layer's input. Projections
+  // of one normalised input over the same tokens run together.
+  void project(const LayerPlan& plan, const float* x, int64_t length, int64_t queries, float* q) {
+    const WorkspaceScope scope(pass_.workspace);
     int64_t shared = queries;  // longest suffix wanted under the layer's own norm
     for (int32_t p : plan.projections)
       if (plan_.projections[static_cast<size_t>(p)].norm == plan.attention_norm)
@@ -132,25 +137,30 @@ class Forward {
     float* u = take(shared, config_.hidden);
     normalise(suffix(x, length, shared), batch_ * shared, plan.attention_norm, u);
 
+    bool queries_done = false;
     for (int32_t index : plan.projections) {
       const Projection& projection = plan_.projections[static_cast<size_t>(index)];
       const int64_t entries = pass_.suffixes.projection[static_cast<size_t>(index)];
       const int64_t m = batch_ * entries;
       const Banks::Entries out = pass_.banks.entries(index, entries);
+      std::vector<Output> outputs{{projection.k_proj, out.k}, {projection.v_proj, out.v}};
       const float* input;
       if (projection.norm == plan.attention_norm) {
         input = suffix(u, shared, entries);
+        if (entries == queries && !queries_done) {
+          outputs.push_back({plan.q_proj, q});
+          queries_done = true;
+        }
       } else {
         float* other = take(entries, config_.hidden);
         normalise(suffix(x, length, entries), m, projection.norm, other);
         input = other;
       }
-      linear(input, m, projection.k_proj, out.k);
-      linear(input, m, projection.v_proj, out.v);
-      rotary(out.k, m, config_.kv_heads, pass_.positions.suffix(entries).position);
-      pass_.banks.write(index, out, entries);
+      products(input, m, entries, outputs, false);
+      pass_.banks.write(index, out, entries, pass_.positions.suffix(entries).position);
     }
-    return suffix(u, shared, queries);
+    if (!queries_done)
+      products(suffix(u, shared, queries), batch_ * queries, queries, {{plan.q_proj, q}}, false);
   }
 
   void attention(const LayerPlan& plan, int64_t queries, const Positions::Suffix& where, LayerTape& kept) {
@@ -201,33 +211,32 @@ class Forward {
   }
 
   // x + Wdown(silu(Wgate n) * Wup n)
-  float* feed_forward(const LayerPlan& plan, int64_t m, LayerTape& kept) {
+  float* feed_forward(const LayerPlan& plan, int64_t m, int64_t queries, LayerTape& kept) {
     float* x = residual(kept.middle, m);
     kept.gate = take_rows(m, config_.ffn);
     kept.up = take_rows(m, config_.ffn);
     const WorkspaceScope scope(pass_.workspace);
     float* n = take_rows(m, config_.hidden);
     normalise(kept.middle, m, plan.ffn_norm, n);
-    linear(n, m, plan.gate_proj, kept.gate);
-    linear(n, m, plan.up_proj, kept.up);
+    products(n, m, queries, {{plan.gate_proj, kept.gate}, {plan.up_proj, kept.up}}, false);
     float* h = scratch(kept.gate, m, config_.ffn);
     device_.run(&OpTable::swiglu_forward, {kept.gate, kept.up, m * config_.ffn, h});
-    accumulate(h, m, plan.down_proj, x);
+    products(h, m, queries, {{plan.down_proj, x}}, true);
     return x;
   }
 
   // x + Wad_down silu(Wad_up RMSNorm(x; w_2))
-  float* adapter(const LayerPlan& plan, float* ffn_output, int64_t m, LayerTape& kept) {
+  float* adapter(const LayerPlan& plan, float* ffn_output, int64_t m, int64_t queries, LayerTape& kept) {
     kept.ffn_output = ffn_output;
     float* x = residual(ffn_output, m);
     kept.adapter = take_rows(m, config_.adapter_rank);
     const WorkspaceScope scope(pass_.workspace);
     float* n = take_rows(m, config_.hidden);
     normalise(ffn_output, m, plan.ffn_norm, n);
-    linear(n, m, plan.adapter_up, kept.adapter);
+    products(n, m, queries, {{plan.adapter_up, kept.adapter}}, false);
     float* s = scratch(kept.adapter, m, config_.adapter_rank);
     device_.run(&OpTable::swiglu_forward, {kept.adapter, nullptr, m * config_.adapter_rank, s});
-    accumulate(s, m, plan.adapter_down, x);
+    products(s, m, queries, {{plan.adapter_down, x}}, true);
     return x;
   }
 
@@ -269,13 +278,26 @@ class Forward {
   }
   void rotary(float* x, int64_t m, int64_t heads, const int32_t* positions) {
     device_.run(&OpTable::rotary, {x, m, static_cast<int32_t>(heads), static_cast<int32_t>(config_.head_dim),
-                                   positions, pass_.model.rotary_table(1), false});
+                                   positions, pass_.rotary_table, false});
   }
-  void linear(const float* x, int64_t m, int32_t weight, float* y) { product(x, m, weight, y, false); }
-  void accumulate(const float* x, int64_t m, int32_t weight, float* y) { product(x, m, weight, y, true); }
-  void product(const float* x, int64_t m, int32_t weight, float* y, bool add) {
-    device_.run(&OpTable::linear_forward, {x, m, pass_.model.weight(weight, pass_.serving), y, add,
-                                           pass_.precision.rounds_outputs(), pass_.precision.linear});
+  struct Output {
+    int32_t weight;
+    float* y;
+  };
+  // Up to three products of x [m, k], of `per_row` positions in every row.
+  void products(const float* x, int64_t m, int64_t per_row, const std::vector<Output>& outputs, bool add) {
+    ops::LinearArgs args{};
+    args.x = x;
+    args.m = m;
+    args.per_row = per_row;
+    args.accumulate = add;
+    args.round_output = pass_.precision.rounds_outputs();
+    args.mode = pass_.precision.linear;
+    for (const Output& output : outputs) {
+      args.w[args.count] = pass_.model.weight(output.weight, pass_.serving);
+      args.y[args.count++] = output.y;
+    }
+    device_.run(&OpTable::linear_forward, args);
   }
   float* take(int64_t per_row, int64_t width) { return take_rows(batch_ * per_row, width); }
   float* take_rows(int64_t m, int64_t width) { return pass_.workspace.take(m * width); }
@@ -291,10 +313,13 @@ class Forward {
 
 }  // namespace
 
+void prepare_layers(Positions& positions, const Suffixes& suffixes, Workspace& workspace) {
+  for (int64_t length : suffixes.query) positions.suffix(length);
+  for (int64_t length : suffixes.projection) positions.suffix(length);
+  workspace.flush();
+}
+
 float* run_layers(const Pass& pass, const int32_t* tokens, Tape* tape) {
-  const std::vector<int32_t>& first = pass.positions.first();
-  const int32_t longest = *std::max_element(first.begin(), first.end());
-  pass.model.rotary_table(longest + pass.positions.count());
   return Forward(pass, tape).run(tokens);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/model.h"
@@ -43,22 +44,27 @@ class Positions {
   std::map<int64_t, Suffix> suffixes_;
 };
 
-// Where a pass stores the K and V it projects, and what its queries read.
+// Where a pass stores the K and V it projects, and what its queries read. Descriptors reach the device with
+// the workspace's next flush after construction.
 class Banks {
  public:
   virtual ~Banks() = default;
-  // K and V of a projection, [batch, length, kv_heads, head_dim], K after rotary.
+  // K and V of a projection, [batch, length, kv_heads, head_dim].
   struct Entries {
     float* k;
     float* v;
   };
   // Memory for the projection of the last `length` tokens, valid until the layer ends.
   virtual Entries entries(int32_t bank, int64_t length) = 0;
-  // The entries are complete.
-  virtual void write(int32_t bank, const Entries& entries, int64_t length) = 0;
+  // The entries are complete but for K's rotary embedding, at `positions` [batch, length] within the document
+  // (device).
+  virtual void write(int32_t bank, const Entries& entries, int64_t length, const int32_t* positions) = 0;
   // Rows of the bank as `read` sees them (K and V may come from two banks), without window and bias.
   virtual ops::Bank view(const Read& read) = 0;
 };
+
+// What is read, by the banks of K and V.
+using BankViews = std::map<std::pair<int32_t, int32_t>, ops::Bank>;
 
 // What the backward pass needs of one layer's forward pass. M = batch * count.
 struct LayerTape {
@@ -84,11 +90,16 @@ struct Pass {
   Workspace& workspace;
   const Precision& precision;
   bool serving;  // packed weights may be kept
+  const float* rotary_table;
   Positions& positions;
   const Suffixes& suffixes;
   Banks& banks;
   Cancel cancel;
 };
+
+// Uploads the per-token arrays of every suffix the pass uses, and what was uploaded before, in one transfer.
+// run_layers needs nothing else from the host.
+void prepare_layers(Positions& positions, const Suffixes& suffixes, Workspace& workspace);
 
 // Runs all layers from the embeddings of `tokens` (device, [batch, count]). Gives the last layer's output for
 // the last suffixes.query.back() tokens of every row, [batch, that, d], in workspace memory. With a tape
@@ -105,16 +116,19 @@ void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& ta
 // where the projections put them, token-major FP32.
 class TrainingBanks : public Banks {
  public:
-  TrainingBanks(Workspace& workspace, const Plan& plan, int64_t batch, int64_t count);
+  TrainingBanks(Workspace& workspace, const Plan& plan, int64_t batch, int64_t count,
+                const float* rotary_table);
   Entries entries(int32_t bank, int64_t) override { return entries_[static_cast<size_t>(bank)]; }
-  void write(int32_t, const Entries&, int64_t) override {}
-  ops::Bank view(const Read& read) override;
+  void write(int32_t bank, const Entries& entries, int64_t length, const int32_t* positions) override;
+  ops::Bank view(const Read& read) override { return views_.at({read.k_bank, read.v_bank}); }
 
  private:
-  Workspace& workspace_;
   const Plan& plan_;
-  int64_t batch_, count_;
+  Device& device_;
+  int64_t batch_;
+  const float* rotary_table_;
   std::vector<Entries> entries_;
+  BankViews views_;
 };
 
 inline void poll(Cancel cancel) {

@@ -180,7 +180,7 @@ class Backward {
   }
   void rotary_inverse(float* x, int64_t heads) {
     device_.run(&OpTable::rotary, {x, m_, static_cast<int32_t>(heads), static_cast<int32_t>(config_.head_dim),
-                                   where_.position, pass_.model.rotary_table(pass_.positions.count()), true});
+                                   where_.position, pass_.rotary_table, true});
   }
   void linear(const float* x, const float* dy, int32_t weight, float* dx, bool accumulate) {
     device_.run(&OpTable::linear_backward, {x, dy, m_, pass_.model.weight(weight, false), dx, accumulate,

@@ -1,5 +1,6 @@
 #include "core/model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -55,6 +56,7 @@ ops::Weight Model::weight(int32_t parameter, bool serving) const {
 
 const float* Model::rotary_table(int64_t positions) {
   if (positions <= rotary_positions_) return rotary_.as();
+  positions = std::max(positions, 2 * rotary_positions_);
   const ModelConfig& c = plan_.config;
   const int64_t half = c.head_dim / 2;
   std::vector<float> table(static_cast<size_t>(positions * half * 2));

@@ -38,8 +38,10 @@ class Model {
   ops::Weight weight(int32_t parameter, bool serving) const;
   // Parameters changed: packed copies of the earlier version are stale from now on.
   void touch() { ++version_; }
+  uint64_t version() const { return version_; }
 
   // (cos, sin) by position within a document for at least `positions` positions: [positions, head_dim/2, 2].
+  // Moves when it has to grow.
   const float* rotary_table(int64_t positions);
 
  private:

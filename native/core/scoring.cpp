@@ -18,12 +18,13 @@ void for_each_row(Model& model, const Batch& batch, const Precision& precision, 
   for (int64_t r = 0; r < batch.rows; ++r) {
     workspace.begin();
     DocumentLayout documents = lay_out_documents(batch, r, 1);
-    int32_t* tokens = workspace.take<int32_t>(n);
-    model.device()->upload(tokens, batch.tokens + r * n, n * static_cast<int64_t>(sizeof(int32_t)));
+    const int32_t* tokens = workspace.upload(batch.tokens + r * n, n);
     Positions positions(workspace, 1, n, {0}, std::move(documents.start), std::move(documents.position),
                         plan.history_window);
-    TrainingBanks banks(workspace, plan, 1, n);
-    const Pass pass{model, workspace, precision, true, positions, suffixes, banks, cancel};
+    const float* rotary_table = model.rotary_table(n);
+    TrainingBanks banks(workspace, plan, 1, n, rotary_table);
+    prepare_layers(positions, suffixes, workspace);
+    const Pass pass{model, workspace, precision, true, rotary_table, positions, suffixes, banks, cancel};
     float* x = run_layers(pass, tokens, nullptr);
     poll(cancel);
     float* hidden = workspace.take(n * d);
@@ -48,9 +49,15 @@ void compute_logits(Model& model, const Batch& batch, const Precision& precision
     for (int64_t t = 0; t < n; t += kChunk) {
       poll(cancel);
       const int64_t m = std::min(kChunk, n - t);
-      model.device()->run(
-          &ops::OpTable::linear_forward,
-          {hidden + t * d, m, model.weight(plan.embedding, true), chunk, false, false, precision.linear});
+      model.device()->run(&ops::OpTable::linear_forward, {hidden + t * d,
+                                                          m,
+                                                          n,
+                                                          1,
+                                                          {model.weight(plan.embedding, true)},
+                                                          {chunk},
+                                                          false,
+                                                          false,
+                                                          precision.linear});
       model.device()->download(logits + (row * n + t) * vocab, chunk,
                                m * vocab * static_cast<int64_t>(sizeof(float)));
     }
@@ -64,8 +71,8 @@ void compute_token_nll(Model& model, const Batch& batch, const Precision& precis
   Workspace workspace(model.device());
   const int64_t n = batch.length;
   for_each_row(model, batch, precision, cancel, workspace, [&](int64_t row, const float* hidden) {
-    int32_t* targets = workspace.take<int32_t>(n);
-    model.device()->upload(targets, batch.targets + row * n, n * static_cast<int64_t>(sizeof(int32_t)));
+    const int32_t* targets = workspace.upload(batch.targets + row * n, n);
+    workspace.flush();
     float* result = workspace.take(n);
     ops::LinearCrossEntropyArgs args{};
     args.x = hidden;

@@ -1,5 +1,6 @@
 #include "core/session.h"
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <set>
@@ -7,6 +8,7 @@
 #include "core/batch.h"
 #include "core/cache.h"
 #include "core/layers.h"
+#include "core/programs.h"
 
 namespace duokv {
 
@@ -22,6 +24,7 @@ struct Session::Group {
   std::vector<std::vector<int64_t>> ids;
   std::unique_ptr<CacheBanks> banks;
   Suffixes suffixes;
+  bool stored = false;  // the pass itself moved its local entries to their rings
 };
 
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
@@ -33,6 +36,8 @@ Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
                 "capacity is " + std::to_string(options.capacity) + "; it must be in [1, 2^31 - 2]");
   cache_ = std::make_unique<Cache>(model_->device(), model_->plan(), options);
   workspace_ = std::make_unique<Workspace>(model_->device());
+  if (options.graphs && options.graph_limit > 0 && Graph::available(*model_->device()))
+    programs_ = std::make_unique<Programs>(model_->device(), options.graph_limit);
 }
 
 Session::~Session() = default;
@@ -84,8 +89,10 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
 
   PrefillResult result{true, std::vector<PositionCounts>(rows.size())};
   for (auto& [count, group] : groups) group.suffixes = suffix_lengths(plan, count, route);
-  workspace_->begin();
-  for (auto& [count, group] : groups) run(group, cancel, logits);
+  // A recorded pass stores its local entries too, so it must be all that the call does.
+  Program* program = groups.size() == 1 ? recorded_program(groups.begin()->second) : nullptr;
+  (program != nullptr ? program->workspace : *workspace_).begin();
+  for (auto& [count, group] : groups) run(group, program, cancel, logits);
   for (auto& [count, group] : groups) {
     commit(group);
     for (size_t request : group.requests) result.positions[request] = position_counts(plan, group.suffixes);
@@ -101,34 +108,83 @@ void Session::decode(const std::vector<DecodeRow>& rows, float* logits, Cancel c
   prefill(appended, {Route::Kind::Exact, 0}, logits, cancel);
 }
 
+// The program of a pass that can be recorded: a prefill of empty rows, whose banks begin at slot 0, or one
+// step, which reads and writes its banks through descriptors.
+Program* Session::recorded_program(const Group& group) {
+  if (programs_ == nullptr) return nullptr;
+  const int32_t longest = *std::max_element(group.first.begin(), group.first.end());
+  if (group.count > 1 && longest > 0) return nullptr;
+  const int64_t entries = group.count > 1 ? 0 : CacheBanks::launch_entries(longest + 1);
+  return &programs_->find(
+      {group.rows, group.count, group.suffixes.query, group.suffixes.projection, entries});
+}
+
 // One pass of a group up to its prompt-end logits, [its requests, V] scattered into the call's logits.
-void Session::run(Group& group, Cancel cancel, float* logits) {
+void Session::run(Group& group, Program* program, Cancel cancel, float* logits) {
+  const Plan& plan = model_->plan();
+  Workspace& workspace = program != nullptr ? program->workspace : *workspace_;
+  const int64_t batch = static_cast<int64_t>(group.rows.size());
+  const float* rotary_table =
+      model_->rotary_table(*std::max_element(group.first.begin(), group.first.end()) + group.count);
+  group.banks = std::make_unique<CacheBanks>(workspace, *cache_, plan, group.rows, group.count,
+                                             group.suffixes, rotary_table);
+
+  const WorkspaceScope scope(workspace);  // the banks' staging, taken before, stays until the commit
+  const int32_t* tokens = workspace.upload(group.tokens);
+  Positions positions(workspace, batch, group.count, std::move(group.first), std::move(group.start),
+                      std::move(group.position), plan.history_window);
+  prepare_layers(positions, group.suffixes, workspace);
+  const Pass pass{*model_,   workspace,      options_.precision, true,  rotary_table,
+                  positions, group.suffixes, *group.banks,       cancel};
+  const float* scores = nullptr;
+  if (program == nullptr) {
+    scores = compute_scores(pass, group, tokens);
+  } else {
+    poll(cancel);
+    scores = programs_->run(*program, model_->version(), rotary_table, [&] {
+      float* computed = compute_scores(pass, group, tokens);
+      group.banks->store();
+      return computed;
+    });
+    group.stored = true;
+  }
+  download_scores(group, scores, logits);
+}
+
+float* Session::compute_scores(const Pass& pass, const Group& group, const int32_t* tokens) {
   const Plan& plan = model_->plan();
   Device& device = *model_->device();
-  const int64_t batch = static_cast<int64_t>(group.rows.size());
-  const int64_t d = plan.config.hidden, vocab = plan.config.vocab;
-  group.banks =
-      std::make_unique<CacheBanks>(*workspace_, *cache_, plan, group.rows, group.count, group.suffixes);
-
-  const WorkspaceScope scope(*workspace_);  // the banks' staging, taken before, stays until the commit
-  const int32_t* tokens = workspace_->upload(group.tokens);
-  Positions positions(*workspace_, batch, group.count, std::move(group.first), std::move(group.start),
-                      std::move(group.position), plan.history_window);
-  const Pass pass{*model_,   *workspace_,    options_.precision, true,
-                  positions, group.suffixes, *group.banks,       cancel};
+  const int64_t batch = pass.positions.batch(), d = plan.config.hidden;
+  group.banks->load();
   float* x = run_layers(pass, tokens, nullptr);
-  poll(cancel);
-
-  float* last = workspace_->take(batch * d);
+  poll(pass.cancel);
+  float* last = pass.workspace.take(batch * d);
   device.run(&OpTable::suffix_rows, {x, batch, group.suffixes.query.back(), 1, d, false, last});
   device.run(&OpTable::rms_norm_forward, {last, model_->data(plan.final_norm), batch, d,
                                           static_cast<float>(plan.config.rms_norm_eps), last, nullptr});
-  float* scores = workspace_->take(batch * vocab);
-  device.run(&OpTable::linear_forward, {last, batch, model_->weight(plan.embedding, true), scores, false,
-                                        false, options_.precision.linear});
-  for (int64_t b = 0; b < batch; ++b)
-    device.download(logits + static_cast<int64_t>(group.requests[static_cast<size_t>(b)]) * vocab,
-                    scores + b * vocab, vocab * static_cast<int64_t>(sizeof(float)));
+  float* scores = pass.workspace.take(batch * plan.config.vocab);
+  device.run(&OpTable::linear_forward, {last,
+                                        batch,
+                                        1,
+                                        1,
+                                        {model_->weight(plan.embedding, true)},
+                                        {scores},
+                                        false,
+                                        false,
+                                        options_.precision.linear});
+  return scores;
+}
+
+// scores [requests of the group, V] to their places in logits [requests of the call, V].
+void Session::download_scores(const Group& group, const float* scores, float* logits) {
+  const int64_t vocab = model_->plan().config.vocab;
+  for (size_t begin = 0, end; begin < group.requests.size(); begin = end) {
+    for (end = begin + 1; end < group.requests.size(); ++end)
+      if (group.requests[end] != group.requests[end - 1] + 1) break;
+    model_->device()->download(logits + static_cast<int64_t>(group.requests[begin]) * vocab,
+                               scores + static_cast<int64_t>(begin) * vocab,
+                               static_cast<int64_t>((end - begin) * sizeof(float)) * vocab);
+  }
 }
 
 void Session::commit(Group& group) {
@@ -136,6 +192,7 @@ void Session::commit(Group& group) {
     cache_->store_document_ids(group.rows[r], group.ids[r]);
     apply(group.documents[r], cache_->row(group.rows[r]).documents);
   }
+  if (!group.stored) group.banks->store();
   group.banks->commit(group.suffixes.exact);
 }
 
@@ -155,6 +212,8 @@ bool Session::exact(int64_t row) const {
 }
 
 SessionBytes Session::bytes() const { return cache_->bytes(); }
+
+GraphStats Session::graphs() const { return programs_ != nullptr ? programs_->stats() : GraphStats{}; }
 
 std::vector<std::string> Session::names() const { return cache_->names(); }
 

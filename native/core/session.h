@@ -10,10 +10,25 @@
 
 namespace duokv {
 
+class Cache;
+class Programs;
+class Workspace;
+struct Pass;
+struct Program;
+
 struct SessionOptions {
   int64_t batch = 1;
   int64_t capacity = 0;  // positions per row
   Precision precision;
+  bool graphs = true;        // record prefills of empty rows and decode steps, where the backend can
+  int64_t graph_limit = 16;  // recorded programs kept; the least recently used goes first
+};
+
+// Programs recorded by a session, and what they cost and saved.
+struct GraphStats {
+  int64_t held = 0, recorded = 0, replayed = 0, dropped = 0;
+  int64_t bytes = 0;   // device memory of the held ones: graphs and their workspaces
+  double seconds = 0;  // spent recording
 };
 
 struct PrefillRow {
@@ -64,6 +79,7 @@ class Session {
   bool exact(int64_t row) const;
 
   SessionBytes bytes() const;
+  GraphStats graphs() const;
   std::vector<std::string> names() const;  // "layer.0.k", ..., "documentIds"
   // Entries of one row's tensor: count, then [count, kv_heads, head_dim] FP32, oldest first. ERR_TENSOR_NAME.
   int64_t entries(const std::string& name, int64_t row) const;
@@ -72,14 +88,18 @@ class Session {
 
  private:
   struct Group;
-  void run(Group& group, Cancel cancel, float* logits);
+  Program* recorded_program(const Group& group);
+  void run(Group& group, Program* program, Cancel cancel, float* logits);
+  float* compute_scores(const Pass& pass, const Group& group, const int32_t* tokens);
+  void download_scores(const Group& group, const float* scores, float* logits);
   void commit(Group& group);
   void check_row(int64_t row, const char* argument) const;
 
   std::shared_ptr<Model> model_;
   SessionOptions options_;
-  std::unique_ptr<class Cache> cache_;
-  std::unique_ptr<class Workspace> workspace_;
+  std::unique_ptr<Cache> cache_;
+  std::unique_ptr<Workspace> workspace_;
+  std::unique_ptr<Programs> programs_;
 };
 
 }  // namespace duokv

@@ -81,17 +81,19 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
   for (int64_t t = 0; t < m; ++t)
     token_scale[static_cast<size_t>(t)] =
         is_valid_target(batch, offset + t) ? static_cast<float>(scale) : 0.0f;
-  int32_t* tokens = workspace_.take<int32_t>(m);
-  int32_t* targets = workspace_.take<int32_t>(m);
-  device.upload(tokens, batch.tokens + offset, m * static_cast<int64_t>(sizeof(int32_t)));
-  device.upload(targets, batch.targets + offset, m * static_cast<int64_t>(sizeof(int32_t)));
+  const int32_t* tokens = workspace_.upload(batch.tokens + offset, m);
+  const int32_t* targets = workspace_.upload(batch.targets + offset, m);
+  const float* scales = workspace_.upload(token_scale);
 
   DocumentLayout documents = lay_out_documents(batch, begin, rows);
   Positions positions(workspace_, rows, n, std::vector<int32_t>(static_cast<size_t>(rows), 0),
                       std::move(documents.start), std::move(documents.position), plan.history_window);
   const Suffixes suffixes = suffix_lengths(plan, n, {Route::Kind::Full, 0});
-  TrainingBanks banks(workspace_, plan, rows, n);
-  const Pass pass{*model_, workspace_, options_.precision, false, positions, suffixes, banks, cancel};
+  const float* rotary_table = model_->rotary_table(n);
+  TrainingBanks banks(workspace_, plan, rows, n, rotary_table);
+  prepare_layers(positions, suffixes, workspace_);
+  const Pass pass{*model_, workspace_, options_.precision, false, rotary_table, positions, suffixes,
+                  banks,   cancel};
   Tape tape;
   float* x = run_layers(pass, tokens, &tape);
   poll(cancel);
@@ -105,8 +107,8 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
   float* dx = workspace_.take(m * d);
   const auto gradient = [&](int32_t parameter) { return gradients_.as() + plan.parameter(parameter).offset; };
   device.run(&OpTable::linear_cross_entropy,
-             {hidden, m, model_->weight(plan.embedding, false), targets, workspace_.upload(token_scale), nll,
-              dhidden, gradient(plan.embedding), options_.precision.linear});
+             {hidden, m, model_->weight(plan.embedding, false), targets, scales, nll, dhidden,
+              gradient(plan.embedding), options_.precision.linear});
   device.run(&OpTable::rms_norm_backward,
              {x, model_->data(plan.final_norm), rstd, dhidden, m, d, dx, false, gradient(plan.final_norm)});
   run_layers_backward(pass, tokens, tape, dx, gradients_.as());

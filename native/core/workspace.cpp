@@ -1,29 +1,74 @@
 #include "core/workspace.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace duokv {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+int64_t aligned(int64_t bytes) {
+  return (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
 
 void Workspace::begin() {
   if (blocks_.size() > 1) {
-    const int64_t total = bytes();
+    int64_t total = 0;
+    for (const Buffer& block : blocks_) total += block.bytes();
     blocks_.clear();
     blocks_.emplace_back(device_, total, "workspace");
   }
   current_ = 0;
   used_ = 0;
+  if (inputs_.size() > 1) {
+    int64_t total = 0;
+    for (const Inputs& inputs : inputs_) total += inputs.device.bytes();
+    inputs_.clear();
+    add_inputs(total);
+  }
+  if (!inputs_.empty()) inputs_.back().used = inputs_.back().sent = 0;
+}
+
+void Workspace::add_inputs(int64_t bytes) {
+  Inputs& inputs = inputs_.emplace_back();
+  inputs.device = Buffer(device_, bytes, "workspace inputs");
+  inputs.host.resize(static_cast<size_t>(bytes));
+}
+
+const void* Workspace::stage(const void* host, int64_t bytes) {
+  constexpr int64_t kSmallestBlock = int64_t{1} << 16;
+  const int64_t room = aligned(bytes);
+  if (inputs_.empty() || inputs_.back().used + room > inputs_.back().device.bytes())
+    add_inputs(std::max(room, kSmallestBlock));
+  Inputs& inputs = inputs_.back();
+  const int64_t offset = inputs.used;
+  inputs.used += room;
+  if (bytes > 0) std::memcpy(inputs.host.data() + offset, host, static_cast<size_t>(bytes));
+  return inputs.device.as<char>() + offset;
+}
+
+void Workspace::flush() {
+  for (Inputs& inputs : inputs_) {
+    if (inputs.sent == inputs.used) continue;
+    device_->upload(inputs.device.as<char>() + inputs.sent, inputs.host.data() + inputs.sent,
+                    inputs.used - inputs.sent);
+    inputs.sent = inputs.used;
+  }
 }
 
 int64_t Workspace::bytes() const {
   int64_t total = 0;
   for (const Buffer& block : blocks_) total += block.bytes();
+  for (const Inputs& inputs : inputs_) total += inputs.device.bytes();
   return total;
 }
 
 void* Workspace::take_bytes(int64_t bytes) {
-  constexpr int64_t kAlignment = 64;
   constexpr int64_t kSmallestBlock = int64_t{1} << 20;
-  bytes = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  bytes = aligned(bytes);
   while (current_ < blocks_.size() && used_ + bytes > blocks_[current_].bytes()) {
     ++current_;
     used_ = 0;

@@ -1,5 +1,5 @@
 // Temporary device memory of the programs: a stack that keeps its blocks between programs, so that a program
-// of a shape that ran before allocates nothing.
+// of a shape that ran before allocates nothing and finds everything where it was.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,17 @@ class Workspace {
   T* take(int64_t count) {
     return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
   }
-  // A copy of host values.
+  // Device memory for a copy of `count` host values, valid until begin(). All copies since the last flush()
+  // travel together, in one transfer, with the next.
   template <class T>
-  T* upload(const std::vector<T>& host) {
-    T* memory = take<T>(static_cast<int64_t>(host.size()));
-    device_->upload(memory, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
-    return memory;
+  const T* upload(const T* host, int64_t count) {
+    return static_cast<const T*>(stage(host, count * static_cast<int64_t>(sizeof(T))));
   }
+  template <class T>
+  const T* upload(const std::vector<T>& host) {
+    return upload(host.data(), static_cast<int64_t>(host.size()));
+  }
+  void flush();
 
   struct Mark {
     size_t block;
@@ -47,11 +51,20 @@ class Workspace {
 
  private:
   void* take_bytes(int64_t bytes);
+  const void* stage(const void* host, int64_t bytes);
+  void add_inputs(int64_t bytes);
 
   std::shared_ptr<Device> device_;
   std::vector<Buffer> blocks_;
   size_t current_ = 0;
   int64_t used_ = 0;
+  // Host values on their way to the device, laid out alike on both sides.
+  struct Inputs {
+    Buffer device;
+    std::vector<char> host;
+    int64_t used = 0, sent = 0;
+  };
+  std::vector<Inputs> inputs_;  // the last one is being filled
 };
 
 // Releases what was taken in a scope.

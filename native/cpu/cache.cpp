@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "cpu/bf16.h"
 #include "cpu/device.h"
@@ -14,35 +15,41 @@ int64_t element_bytes(ops::DType dtype) { return dtype == ops::DType::BF16 ? 2 :
 
 int64_t slot_of(int32_t slot, int64_t entry, int32_t capacity) { return (slot + entry) % capacity; }
 
+// One entry [kv_heads, head_dim], converted, into the slot at `offset` of every head.
+void store_heads(const ops::CacheWriteArgs& args, const float* src, void* bank, int64_t offset) {
+  for (int64_t head = 0; head < args.kv_heads; ++head, src += args.head_dim) {
+    const int64_t at = offset + head * args.head_stride;
+    if (args.dtype == ops::DType::BF16) {
+      bf16_from_floats(src, static_cast<uint16_t*>(bank) + at, args.head_dim);
+    } else {
+      std::copy_n(src, args.head_dim, static_cast<float*>(bank) + at);
+    }
+  }
+}
+
 }  // namespace
 
 Status cache_write(Device* device, const ops::CacheWriteArgs* args) {
   return guarded([&] {
-    const int64_t heads = args->kv_heads, head_dim = args->head_dim;
-    require(args->batch >= 0 && heads >= 1 && head_dim >= 1, "cache_write: a dimension is out of range");
-    require(args->skip >= 0 && args->skip <= args->count, "cache_write: skip is not in [0, count]");
+    const int64_t heads = args->kv_heads, head_dim = args->head_dim, width = heads * head_dim;
+    require(args->batch >= 0 && args->count >= 0 && heads >= 1, "cache_write: a dimension is out of range");
+    require(head_dim >= 2 && head_dim % 2 == 0, "cache_write: head_dim is not a positive even number");
     for (int64_t row = 0; row < args->batch; ++row) {
       require(args->rows[row].capacity >= 1, "cache_write: a bank has no capacity");
       require(args->rows[row].slot >= 0, "cache_write: a slot is negative");
     }
-    const int64_t written = args->count - args->skip;
-    for_rows(device->pool, args->batch * written, heads * head_dim, [&](int64_t first, int64_t entries) {
+    for_rows(device->pool, args->batch * args->count, 2 * width, [&](int64_t first, int64_t entries) {
+      std::vector<float> rotated(static_cast<size_t>(width));
       for (int64_t i = first; i < first + entries; ++i) {
-        const int64_t row = i / written, entry = args->skip + i % written;
-        const ops::BankSlot& target = args->rows[row];
+        const ops::BankSlot& target = args->rows[i / args->count];
+        const int64_t entry = i % args->count;
         // A later entry of the same slot replaces this one, and another thread may be writing it.
         if (entry + target.capacity < args->count) continue;
-        const float* src = args->src + (row * args->count + entry) * heads * head_dim;
+        std::copy_n(args->k + i * width, width, rotated.begin());
+        rotate_values(rotated.data(), heads, head_dim, args->table + int64_t{args->positions[i]} * head_dim);
         const int64_t offset = slot_of(target.slot, entry, target.capacity) * args->position_stride;
-        for (int64_t head = 0; head < heads; ++head, src += head_dim) {
-          const int64_t at = offset + head * args->head_stride;
-          if (args->dtype == ops::DType::BF16) {
-            bf16_from_floats(src, static_cast<uint16_t*>(target.bank) + at, head_dim);
-          } else {
-            std::memcpy(static_cast<float*>(target.bank) + at, src,
-                        static_cast<size_t>(head_dim) * sizeof(float));
-          }
-        }
+        store_heads(*args, rotated.data(), target.k, offset);
+        store_heads(*args, args->v + i * width, target.v, offset);
       }
     });
   });

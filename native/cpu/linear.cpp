@@ -22,24 +22,33 @@ void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixV
   multiply(device, {m, a, right, c, accumulate, round_output}, memory + bytes);
 }
 
+void forward_one(Device& device, const ops::LinearArgs& args, const ops::Weight& w, float* y) {
+  const MatrixView rows{args.x, w.k, false};
+  if (!w.packs) {
+    return multiply_once(device, args.m, rows, {w.data, w.k, true}, w.k, w.n, y, args.accumulate,
+                         args.round_output, args.mode);
+  }
+  const RightOperand right = w.packs->get(device, w, args.mode, args.m);
+  void* workspace =
+      device.shared_scratch.take<char>(workspace_bytes(right.kernel, args.m, w.k, w.n, args.round_output));
+  multiply(device, {args.m, rows, right, y, args.accumulate, args.round_output}, workspace);
+}
+
 }  // namespace
 
 Status linear_forward(Device* device, const ops::LinearArgs* args) {
   return guarded([&] {
     require(device && args, "linear_forward: device or args is null");
-    const auto& [x, m, w, y, accumulate, round_output, mode] = *args;
-    require(x && w.data && y, "linear_forward: x, w or y is null");
-    require(m >= 1 && w.n >= 1 && w.k >= 1, "linear_forward: m, n and k must be at least 1");
-    check_mode(mode, "linear_forward: mode must be FP32 or BF16");
-    const MatrixView rows{x, w.k, false};
-    if (!w.packs) {
-      return multiply_once(*device, m, rows, {w.data, w.k, true}, w.k, w.n, y, accumulate, round_output,
-                           mode);
+    require(args->count >= 1 && args->count <= 3, "linear_forward: count must be in [1, 3]");
+    require(args->x && args->m >= 1, "linear_forward: x is null or m is not positive");
+    check_mode(args->mode, "linear_forward: mode must be FP32 or BF16");
+    for (int32_t i = 0; i < args->count; ++i) {
+      const ops::Weight& w = args->w[i];
+      require(w.data && args->y[i], "linear_forward: w or y is null");
+      require(w.n >= 1 && w.k >= 1 && w.k == args->w[0].k,
+              "linear_forward: n and k must be at least 1, and k the same for all weights");
     }
-    const RightOperand right = w.packs->get(*device, w, mode, m);
-    void* workspace =
-        device->shared_scratch.take<char>(workspace_bytes(right.kernel, m, w.k, w.n, round_output));
-    multiply(*device, {m, rows, right, y, accumulate, round_output}, workspace);
+    for (int32_t i = 0; i < args->count; ++i) forward_one(*device, *args, args->w[i], args->y[i]);
   });
 }
 

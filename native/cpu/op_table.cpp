@@ -42,6 +42,11 @@ const ops::OpTable& op_table() {
       .add = add,
       .sum_squares = sum_squares,
       .adamw = adamw,
+      .graph_begin = nullptr,
+      .graph_end = nullptr,
+      .graph_launch = nullptr,
+      .graph_destroy = nullptr,
+      .graph_bytes = nullptr,
   };
   return table;
 }

@@ -51,6 +51,10 @@ namespace duokv::cpu {
 
 HWY_EXPORT(rotate_row);
 
+void rotate_values(float* x, int64_t heads, int64_t head_dim, const float* table) {
+  HWY_DYNAMIC_DISPATCH(rotate_row)(x, heads, head_dim / 2, table, 1.0f);
+}
+
 Status rotary(Device* device, const ops::RotaryArgs* args) {
   return guarded([&] {
     require(args->m >= 0 && args->heads >= 1, "rotary: m is negative or heads is not positive");

@@ -34,4 +34,8 @@ void for_rows(ThreadPool& pool, int64_t rows, int64_t row_elements, Body&& body)
 // y += x on the calling thread (add.cpp).
 void add_values(const float* x, float* y, int64_t n);
 
+// Rotates x [heads, head_dim] by the angles of one position, table [head_dim / 2, 2], on the calling thread
+// (rotary.cpp).
+void rotate_values(float* x, int64_t heads, int64_t head_dim, const float* table);
+
 }  // namespace duokv::cpu

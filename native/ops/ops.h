@@ -22,7 +22,7 @@
 
 namespace duokv::ops {
 
-inline constexpr uint32_t kAbiVersion = 1;
+inline constexpr uint32_t kAbiVersion = 2;
 
 enum Status : int32_t {
   kOk = 0,
@@ -43,6 +43,7 @@ enum class ProductMode : int32_t {
 
 struct Device;     // a backend's device: memory, threads or streams, scratch
 struct PackCache;  // packed or converted copies of weights, keyed by weight and version
+struct Graph;      // a recorded sequence of operations
 
 struct DeviceInfo {
   char name[128];       // processor or card
@@ -65,12 +66,15 @@ struct Weight {
   PackCache* packs;  // null in training
 };
 
-// y [m, n] = x [m, k] · Wᵀ.
+// y[i] [m, n_i] = x [m, k] · W[i]ᵀ for up to three weights that read the same x.
 struct LinearArgs {
   const float* x;
   int64_t m;
-  Weight w;
-  float* y;
+  int64_t
+      per_row;  // positions per batch row: may choose the kernel, where m, which batch mates change, may not
+  int32_t count;  // 1 … 3
+  Weight w[3];
+  float* y[3];
   bool accumulate;    // y += ...: the residual stream
   bool round_output;  // round the product to BF16 before storing or adding: projections and FFN under BF16
   ProductMode mode;
@@ -114,6 +118,7 @@ struct BankRow {
 
 struct Bank {
   const BankRow* rows;  // [batch]
+  int32_t longest;  // host: at least every row's count, for sizing a launch; chooses no order of summation
   DType dtype;
   int64_t head_stride, position_stride;  // elements; head_dim values are contiguous
   int32_t window;                        // query p reads p-window < i <= p; 0: every i <= p
@@ -175,19 +180,22 @@ struct FuseBackwardArgs {
 
 // ---------------------------------------------------------------- cache
 
-// Where a row's entries are written: entry i of the source goes to slot (slot + i) % capacity.
+// Where a row's entries are written: entry i of the source goes to slot (slot + i) % capacity of both.
 struct BankSlot {
-  void* bank;
+  void* k;
+  void* v;
   int32_t slot, capacity;
 };
 
-// Writes entries skip … count-1 of src [batch, count, kv_heads, head_dim] (FP32) into each row's bank,
-// converting to dtype. Entry i goes to slot (slot + i) % capacity, so skipping leaves the slots of skipped
-// entries untouched.
+// Writes the entries k, v [batch, count, kv_heads, head_dim] (FP32) into each row's bank, K after its rotary
+// embedding (as in RotaryArgs), both converted to dtype. k and v stay as they are.
 struct CacheWriteArgs {
-  const float* src;
-  int64_t batch, count, skip;
+  const float* k;
+  const float* v;
+  int64_t batch, count;
   int32_t kv_heads, head_dim;
+  const int32_t* positions;  // [batch, count] position within the document
+  const float* table;
   DType dtype;
   int64_t head_stride, position_stride;
   const BankSlot* rows;  // [batch]
@@ -366,6 +374,15 @@ struct OpTable {
   Status (*add)(Device*, const AddArgs*);
   Status (*sum_squares)(Device*, const SumSquaresArgs*);
   Status (*adamw)(Device*, const AdamWArgs*);
+
+  // Graphs; null in a backend without them. Between begin and end operations are recorded instead of run;
+  // allocate, upload, download and sum_squares fail there. A launch runs the recorded operations in order on
+  // the memory they named, with the bits they would have given one by one.
+  Status (*graph_begin)(Device*);
+  Status (*graph_end)(Device*, Graph** graph);  // null graph: drops the recording
+  Status (*graph_launch)(Device*, Graph*);
+  void (*graph_destroy)(Device*, Graph*);
+  int64_t (*graph_bytes)(const Graph*);  // device memory the graph itself holds
 };
 
 }  // namespace duokv::ops

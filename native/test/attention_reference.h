@@ -252,7 +252,9 @@ class Laid {
       floats_.push_back(std::make_unique<Array<float>>(device_, bank.bias));
       bias = floats_.back()->data();
     }
-    return {rows_.back()->data(), bank.dtype, head_stride, position_stride, bank.window, bias};
+    int32_t longest = 0;
+    for (const RowEntries& r : bank.rows) longest = std::max(longest, r.count);
+    return {rows_.back()->data(), longest, bank.dtype, head_stride, position_stride, bank.window, bias};
   }
 
   const void* store(const std::vector<float>& values, ops::DType dtype) {

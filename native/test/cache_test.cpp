@@ -1,3 +1,4 @@
+#include <cmath>
 #include <memory>
 
 #include "cpu/bf16.h"
@@ -59,20 +60,75 @@ class DeviceBank {
 
 constexpr ops::DType kTypes[] = {ops::DType::F32, ops::DType::BF16};
 
+// (cos, sin) of position p and pair i, as [positions, head_dim / 2, 2].
+Values angles(int64_t positions, int32_t head_dim) {
+  Values table;
+  for (int64_t p = 0; p < positions; ++p) {
+    for (int32_t i = 0; i < head_dim / 2; ++i) {
+      const double angle = static_cast<double>(p) / (1 + i);
+      table.push_back(static_cast<float>(std::cos(angle)));
+      table.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  return table;
+}
+
+// Entries of a write: K and V [batch, count, heads, head_dim], and K as the rotary operation leaves it.
+struct Entries {
+  Entries(ops::Device* device, Rng& rng, int64_t tokens, int32_t heads, int32_t head_dim)
+      : k(rng.normals(tokens * heads * head_dim)), v(rng.normals(tokens * heads * head_dim)) {
+    constexpr int32_t kPositions = 50;
+    for (int64_t t = 0; t < tokens; ++t) positions.push_back(static_cast<int32_t>(t * 7 % kPositions));
+    table = angles(kPositions, head_dim);
+    const Array<float> x(device, k), angle_table(device, table);
+    const Array<int32_t> at(device, positions);
+    const ops::RotaryArgs rotary = {.x = x.data(),
+                                    .m = tokens,
+                                    .heads = heads,
+                                    .head_dim = head_dim,
+                                    .positions = at.data(),
+                                    .table = angle_table.data(),
+                                    .inverse = false};
+    check(test::table().rotary(device, &rotary));
+    rotated = x.get();
+  }
+
+  Values k, v, rotated, table;
+  std::vector<int32_t> positions;
+};
+
+void write(ops::Device* device, const Entries& entries, int64_t batch, int64_t count, int32_t heads,
+           int32_t head_dim, ops::DType dtype, int64_t head_stride, int64_t position_stride,
+           const std::vector<ops::BankSlot>& rows) {
+  const Array<float> k(device, entries.k), v(device, entries.v), angle_table(device, entries.table);
+  const Array<int32_t> positions(device, entries.positions);
+  const ops::CacheWriteArgs args = {.k = k.data(),
+                                    .v = v.data(),
+                                    .batch = batch,
+                                    .count = count,
+                                    .kv_heads = heads,
+                                    .head_dim = head_dim,
+                                    .positions = positions.data(),
+                                    .table = angle_table.data(),
+                                    .dtype = dtype,
+                                    .head_stride = head_stride,
+                                    .position_stride = position_stride,
+                                    .rows = rows.data()};
+  check(table().cache_write(device, &args));
+  expect_bitwise("the source", k.get(), entries.k);
+}
+
 DUOKV_TEST(write_wraps_each_row_at_its_own_slot) {
   Rng rng;
   const struct {
-    int64_t count, skip;
+    int64_t count;
     int32_t heads, head_dim;
     std::vector<std::pair<int32_t, int32_t>> rows;  // slot, capacity
   } cases[] = {
-      {1, 0, 4, 64, {{0, 1}}},
-      {1, 0, 2, 16, {{4, 5}, {0, 5}, {2, 5}}},
-      {5, 0, 2, 10, {{3, 5}, {4, 7}}},           // wraps
-      {9, 4, 3, 17, {{1, 5}, {4, 5}, {0, 11}}},  // skipped entries leave their slots alone
-      {13, 2, 1, 1, {{2, 3}, {0, 4}}},           // more entries than slots: the last ones stay
-      {7, 7, 2, 8, {{0, 3}}},                    // everything skipped
-      {331, 0, 4, 64, {{100, 128}, {77, 400}}},
+      {1, 4, 64, {{0, 1}}},         {1, 2, 16, {{4, 5}, {0, 5}, {2, 5}}},
+      {5, 2, 10, {{3, 5}, {4, 7}}},  // wraps
+      {13, 1, 2, {{2, 3}, {0, 4}}},  // more entries than slots: the last ones stay
+      {0, 2, 8, {{0, 3}}},          {331, 4, 64, {{100, 128}, {77, 400}}},
   };
   for (ops::DType dtype : kTypes) {
     for (const auto& c : cases) {
@@ -80,38 +136,34 @@ DUOKV_TEST(write_wraps_each_row_at_its_own_slot) {
       // Strides of the roomiest row serve all rows.
       int32_t longest = 0;
       for (const auto& [slot, capacity] : c.rows) longest = std::max(longest, capacity);
-      const Values src = as_stored(rng.normals(batch * c.count * width), dtype);
-      const Array<float> source(device(), src);
-      std::vector<Ring> expected;
-      std::vector<std::unique_ptr<DeviceBank>> banks;
+      const Entries entries(device(), rng, batch * c.count, c.heads, c.head_dim);
+      const Values k = as_stored(entries.rotated, dtype), v = as_stored(entries.v, dtype);
+      std::vector<Ring> expected_k, expected_v;
+      std::vector<std::unique_ptr<DeviceBank>> banks_k, banks_v;
       std::vector<ops::BankSlot> slots;
       for (int64_t row = 0; row < batch; ++row) {
         const auto [slot, capacity] = c.rows[static_cast<size_t>(row)];
-        Ring& ring = expected.emplace_back(c.heads, c.head_dim, longest);
-        banks.push_back(std::make_unique<DeviceBank>(device(), dtype, ring.values));
-        slots.push_back({banks.back()->data(), slot, capacity});
-        for (int64_t e = c.skip; e < c.count; ++e) {
+        Ring& ring_k = expected_k.emplace_back(c.heads, c.head_dim, longest);
+        Ring& ring_v = expected_v.emplace_back(c.heads, c.head_dim, longest);
+        banks_k.push_back(std::make_unique<DeviceBank>(device(), dtype, ring_k.values));
+        banks_v.push_back(std::make_unique<DeviceBank>(device(), dtype, ring_v.values));
+        slots.push_back({banks_k.back()->data(), banks_v.back()->data(), slot, capacity});
+        for (int64_t e = 0; e < c.count; ++e) {
           for (int32_t head = 0; head < c.heads; ++head) {
             for (int32_t i = 0; i < c.head_dim; ++i) {
-              ring.at(head, (slot + e) % capacity, i) =
-                  src[static_cast<size_t>(((row * c.count + e) * c.heads + head) * c.head_dim + i)];
+              const auto from =
+                  static_cast<size_t>((row * c.count + e) * width + int64_t{head} * c.head_dim + i);
+              ring_k.at(head, (slot + e) % capacity, i) = k[from];
+              ring_v.at(head, (slot + e) % capacity, i) = v[from];
             }
           }
         }
       }
-      const ops::CacheWriteArgs args = {.src = source.data(),
-                                        .batch = batch,
-                                        .count = c.count,
-                                        .skip = c.skip,
-                                        .kv_heads = c.heads,
-                                        .head_dim = c.head_dim,
-                                        .dtype = dtype,
-                                        .head_stride = int64_t{longest} * c.head_dim,
-                                        .position_stride = c.head_dim,
-                                        .rows = slots.data()};
-      check(table().cache_write(device(), &args));
-      for (size_t row = 0; row < expected.size(); ++row) {
-        expect_bitwise("row " + std::to_string(row), banks[row]->get(), expected[row].values);
+      write(device(), entries, batch, c.count, c.heads, c.head_dim, dtype, int64_t{longest} * c.head_dim,
+            c.head_dim, slots);
+      for (size_t row = 0; row < slots.size(); ++row) {
+        expect_bitwise("K of row " + std::to_string(row), banks_k[row]->get(), expected_k[row].values);
+        expect_bitwise("V of row " + std::to_string(row), banks_v[row]->get(), expected_v[row].values);
       }
     }
   }
@@ -119,23 +171,13 @@ DUOKV_TEST(write_wraps_each_row_at_its_own_slot) {
 
 DUOKV_TEST(write_rounds_to_bf16) {
   Rng rng;
-  const Values src = rng.normals(3 * 2 * 19);
-  const Array<float> source(device(), src);
-  const DeviceBank bank(device(), ops::DType::BF16, Values(src.size()));
-  const ops::BankSlot row = {bank.data(), 0, 3};
-  // Token-major this time: entries 2 * 19 apart, heads 19 apart.
-  const ops::CacheWriteArgs args = {.src = source.data(),
-                                    .batch = 1,
-                                    .count = 3,
-                                    .skip = 0,
-                                    .kv_heads = 2,
-                                    .head_dim = 19,
-                                    .dtype = ops::DType::BF16,
-                                    .head_stride = 19,
-                                    .position_stride = 2 * 19,
-                                    .rows = &row};
-  check(table().cache_write(device(), &args));
-  expect_bitwise("bank", bank.get(), to_bf16(src));
+  const Entries entries(device(), rng, 3, 2, 18);
+  const DeviceBank k(device(), ops::DType::BF16, Values(entries.k.size())),
+      v(device(), ops::DType::BF16, Values(entries.v.size()));
+  // Token-major this time: entries 2 * 18 apart, heads 18 apart.
+  write(device(), entries, 1, 3, 2, 18, ops::DType::BF16, 18, 2 * 18, {{k.data(), v.data(), 0, 3}});
+  expect_bitwise("K", k.get(), to_bf16(entries.rotated));
+  expect_bitwise("V", v.get(), to_bf16(entries.v));
 }
 
 const struct {
@@ -210,43 +252,40 @@ DUOKV_TEST(copy_between_rings_of_other_capacities) {
 // With more entries than slots, threads must agree on which entry a slot keeps.
 DUOKV_TEST(thread_counts) {
   Rng rng;
-  const Values src = rng.normals(2 * 4001 * 64);
-  expect_same_for_any_threads("bank", [&](ops::Device* device) {
-    const Array<float> source(device, src);
-    const DeviceBank bank(device, ops::DType::F32, Values(2 * 7 * 64));
-    const ops::BankSlot rows[] = {{bank.data(), 3, 7}, {static_cast<float*>(bank.data()) + 7 * 64, 6, 7}};
-    const ops::CacheWriteArgs args = {.src = source.data(),
-                                      .batch = 2,
-                                      .count = 4001,
-                                      .skip = 0,
-                                      .kv_heads = 1,
-                                      .head_dim = 64,
-                                      .dtype = ops::DType::F32,
-                                      .head_stride = 7 * 64,
-                                      .position_stride = 64,
-                                      .rows = rows};
-    check(table().cache_write(device, &args));
-    return bank.get();
+  const Entries entries(device(), rng, 2 * 4001, 1, 64);
+  expect_same_for_any_threads("banks", [&](ops::Device* device) {
+    const DeviceBank k(device, ops::DType::F32, Values(2 * 7 * 64)),
+        v(device, ops::DType::F32, Values(2 * 7 * 64));
+    const auto second = [](const DeviceBank& bank) { return static_cast<float*>(bank.data()) + 7 * 64; };
+    write(device, entries, 2, 4001, 1, 64, ops::DType::F32, 7 * 64, 64,
+          {{k.data(), v.data(), 3, 7}, {second(k), second(v), 6, 7}});
+    Values both = k.get();
+    const Values values = v.get();
+    both.insert(both.end(), values.begin(), values.end());
+    return both;
   });
 }
 
 DUOKV_TEST(arguments_out_of_range) {
   float bank[8] = {}, values[8] = {};
-  ops::BankSlot row = {bank, 0, 0};
-  ops::CacheWriteArgs write = {.src = values,
+  const int32_t position = 0;
+  ops::BankSlot row = {bank, bank + 4, 0, 0};
+  ops::CacheWriteArgs write = {.k = values,
+                               .v = values,
                                .batch = 1,
                                .count = 1,
-                               .skip = 0,
                                .kv_heads = 1,
-                               .head_dim = 1,
+                               .head_dim = 2,
+                               .positions = &position,
+                               .table = values,
                                .dtype = ops::DType::F32,
-                               .head_stride = 1,
-                               .position_stride = 1,
+                               .head_stride = 2,
+                               .position_stride = 2,
                                .rows = &row};
   expect_status(table().cache_write(device(), &write), ops::kInvalid, "no capacity");
   row.capacity = 1;
-  write.skip = 2;
-  expect_status(table().cache_write(device(), &write), ops::kInvalid, "skip 2 of 1");
+  write.head_dim = 3;
+  expect_status(table().cache_write(device(), &write), ops::kInvalid, "odd head_dim");
   const ops::CacheReadArgs read = {.bank = bank,
                                    .count = 3,
                                    .slot = 0,

@@ -90,8 +90,8 @@ struct Case {
   Floats run_forward(ops::Device* device, ops::PackCache* packs, bool accumulate,
                      bool round_output = false) const {
     Array<float> xs(device, x), ws(device, w), ys(device, y);
-    const ops::LinearArgs args{xs.data(),    s.m, {ws.data(), s.n, s.k, 1, packs}, ys.data(), accumulate,
-                               round_output, mode};
+    const ops::LinearArgs args{
+        xs.data(), s.m, 1, 1, {{ws.data(), s.n, s.k, 1, packs}}, {ys.data()}, accumulate, round_output, mode};
     check(table().linear_forward(device, &args));
     return ys.get();
   }
@@ -229,7 +229,7 @@ DUOKV_TEST(stale_copies_are_never_read) {
     Packs packs(device());
     expect(packs.bytes() == 0, "an empty cache holds %lld bytes", static_cast<long long>(packs.bytes()));
     Array<float> x(device(), first.x), w(device(), first.w), y(device(), first.y);
-    ops::LinearArgs args{x.data(), 4, {w.data(), 70, 96, 7, packs}, y.data(), false, false, mode};
+    ops::LinearArgs args{x.data(), 4, 1, 1, {{w.data(), 70, 96, 7, packs}}, {y.data()}, false, false, mode};
     check(table().linear_forward(device(), &args));
     expect_bitwise("version 7", y.get(), first.run_forward(device(), nullptr, false));
     const int64_t bytes = packs.bytes();
@@ -243,7 +243,7 @@ DUOKV_TEST(stale_copies_are_never_read) {
     check(table().linear_forward(device(), &args));
     expect_bitwise("version 7 again", y.get(), first.run_forward(device(), nullptr, false));
     for (uint64_t version : {8, 7}) {
-      args.w.version = version;
+      args.w[0].version = version;
       check(table().linear_forward(device(), &args));
       expect_bitwise("version " + std::to_string(version), y.get(),
                      updated.run_forward(device(), nullptr, false));
@@ -270,21 +270,53 @@ DUOKV_TEST(infinities_and_nans_stay_in_their_place) {
   }
 }
 
+DUOKV_TEST(weights_that_share_x_give_what_each_gives_alone) {
+  for (Mode mode : {Mode::FP32, Mode::BF16}) {
+    for (int64_t m : {1, 37}) {
+      const Case a({m, 40, 97}, mode, 700), b({m, 40, 33}, mode, 701), c({m, 40, 64}, mode, 702);
+      const auto alone = [&](const Case& one) {
+        Case shared = one;
+        shared.x = a.x;
+        return shared.run_forward(device(), nullptr, true);
+      };
+      Array<float> x(device(), a.x), wa(device(), a.w), wb(device(), b.w), wc(device(), c.w),
+          ya(device(), a.y), yb(device(), b.y), yc(device(), c.y);
+      const ops::LinearArgs args{
+          x.data(),
+          m,
+          1,
+          3,
+          {{wa.data(), 97, 40, 1, nullptr}, {wb.data(), 33, 40, 1, nullptr}, {wc.data(), 64, 40, 1, nullptr}},
+          {ya.data(), yb.data(), yc.data()},
+          true,
+          false,
+          mode};
+      check(table().linear_forward(device(), &args));
+      expect_bitwise("first", ya.get(), alone(a));
+      expect_bitwise("second", yb.get(), alone(b));
+      expect_bitwise("third", yc.get(), alone(c));
+    }
+  }
+}
+
 DUOKV_TEST(bad_arguments_are_refused_before_anything_is_written) {
   const Case c({2, 8, 8}, Mode::FP32, 800);
   Array<float> x(device(), c.x), w(device(), c.w), y(device(), c.y);
-  const ops::LinearArgs good{x.data(), 2, {w.data(), 8, 8, 1, nullptr}, y.data(), false, false, Mode::FP32};
+  const ops::LinearArgs good{x.data(),   2,     1,     1,         {{w.data(), 8, 8, 1, nullptr}},
+                             {y.data()}, false, false, Mode::FP32};
   const auto refuse = [&](const char* what, auto change) {
     ops::LinearArgs args = good;
     change(args);
     expect_status(table().linear_forward(device(), &args), ops::kInvalid, what);
   };
   refuse("x null", [](auto& args) { args.x = nullptr; });
-  refuse("w null", [](auto& args) { args.w.data = nullptr; });
-  refuse("y null", [](auto& args) { args.y = nullptr; });
+  refuse("w null", [](auto& args) { args.w[0].data = nullptr; });
+  refuse("y null", [](auto& args) { args.y[0] = nullptr; });
   refuse("m 0", [](auto& args) { args.m = 0; });
-  refuse("n -1", [](auto& args) { args.w.n = -1; });
-  refuse("k 0", [](auto& args) { args.w.k = 0; });
+  refuse("n -1", [](auto& args) { args.w[0].n = -1; });
+  refuse("k 0", [](auto& args) { args.w[0].k = 0; });
+  refuse("no weight", [](auto& args) { args.count = 0; });
+  refuse("4 weights", [](auto& args) { args.count = 4; });
   refuse("TF32x3", [](auto& args) { args.mode = Mode::TF32x3; });
   expect_status(table().linear_forward(device(), nullptr), ops::kInvalid, "no arguments");
   expect_bitwise("y is untouched", y.get(), c.y);
