@@ -139,6 +139,20 @@ DUOKV_DEVICE float block_sum(float value DUOKV_CALLER) {
   return total;
 }
 
+// ---------------------------------------------------------------- arithmetic
+
+// 2^x to within 2^-22 of it; results below the normal range become zero.
+DUOKV_DEVICE float exp2_approximate(float x) {
+#ifdef __CUDACC__
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  const float result = std::exp2(x);
+  return result < 0x1p-126f ? 0.0f : result;
+#endif
+}
+
 // ---------------------------------------------------------------- named barriers (id 1 to 15, count a
 // multiple of 32)
 
