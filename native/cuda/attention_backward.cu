@@ -1,0 +1,623 @@
+// Attention over up to two banks, backward: deterministic, without atomics, from the saved log-sum-exp.
+//
+// With lse joint over the banks and delta = rowsum(dO * O), per query and per bank:
+//   P = exp(scale * Q Kᵀ + bias - lse),  dS = scale * P * (dO Vᵀ - delta),
+//   dV += Pᵀ dO,  dK += dSᵀ Q,  dQ = dS K summed over the banks.
+// Three kernels:
+//   query_terms      per query and head, what a score needs: bias - lse, delta, where its visible range
+//   starts key_gradients    a block owns 64 entries of one row and KV head and meets the tiles of 32 queries
+//   that see
+//                    some of them, of one query head of the group after the other; it computes Sᵀ and (dO
+//                    Vᵀ)ᵀ, so that Pᵀ and dSᵀ are left operands as they stand. One launch per bank, in order,
+//                    so banks may share gradients.
+//   query_gradients  a block owns 64 queries of one head and meets the tiles of 32 entries they see, bank
+//   after
+//                    bank
+// Both ranges follow from document starts and window, so other tiles cost nothing; a warp, which owns 16 of
+// the 64 rows, also passes over a tile of which its rows see nothing. Tiles arrive by cp.async, one ahead.
+//
+// Roofline: 7 products of 2 · head_dim FLOPs per visible pair. At 64 × 2048 tokens, documents of 600 tokens,
+// 12 heads of 64, a global bank and a window of 128: 131,072 · 12 · (300 + 121) pairs · 896 FLOPs = 0.59
+// TFLOP per layer; H100: 9 ms in FP32 (67 TFLOP/s), 4.7 ms in TF32x3 (3 products each at 380 TFLOP/s), 0.8 ms
+// in BF16. Bytes: q, out, dout, dq and the terms, 2.1 GB: 0.7 ms; keys, values and their gradients less than
+// that.
+#include <cmath>
+
+#include "cuda/attention.cuh"
+#include "cuda/launch.h"
+#include "cuda/operations.h"
+
+namespace duokv::cuda {
+namespace {
+
+constexpr int kOwnRows = 64, kTileRows = 32, kWarpRows = 16, kRowWarps = kOwnRows / kWarpRows;
+
+// What the scores of a query in a bank need.
+struct alignas(16) QueryTerms {
+  float offset;   // bias - lse
+  float delta;    // Σ dO * O
+  float factor;   // scale; 0 where the query sees one entry in all, whose weight is 1 whatever its score
+  int32_t first;  // position of the first entry that it sees; does not decrease with t
+};
+
+// ---------------------------------------------------------------- products
+//
+// Two products of a warp, whose left operands have its 16 rows:
+//   scores      [16, 32] += own rows [16, D] · tile [32, D]ᵀ
+//   accumulate  sums [16, Columns] += scores [16, 32] · tile [32, Columns]
+// A lane holds 16 scores, the i-th at (row(i), column(i)), and the sums in groups of four columns, group v at
+// (row(v), sum_column(v)). In shared memory rows lie D + kPadding floats apart.
+
+// The order in which the eight rows of a fragment take rows of a tile. With rows 8 banks apart (mod 32), the
+// 16-byte loads of rows, where lanes 4i … 4i+7 hold two, and those of columns, where they hold rows in order
+// of their k index, then meet every bank once.
+DUOKV_DEVICE int spread(int index) { return index % 2 == 0 ? index / 2 : 4 + (index / 2 ^ 2); }
+
+// Left operands [16, 16] and right operands [16, 8]: a lane's four values of a row or column are any four of
+// the 16 steps, the same on both sides.
+struct Tf32x3 {
+  struct Left {
+    Split<4> steps[2];
+  };
+  DUOKV_DEVICE static Left left(const float (&low)[4], const float (&high)[4]) {
+    return {{split_tf32<4>({low[0], high[0], low[1], high[1]}),
+             split_tf32<4>({low[2], high[2], low[3], high[3]})}};
+  }
+  DUOKV_DEVICE static void multiply(float (&sums)[2][4], const Left& a, const float (&b)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const Split<2> right[2] = {split_tf32<2>({b[n][0], b[n][1]}), split_tf32<2>({b[n][2], b[n][3]})};
+      mma_tf32x3_m16n8k16(sums[n], a.steps, right);
+    }
+  }
+};
+
+struct Bf16 {
+  struct Left {
+    uint32_t values[4];
+  };
+  DUOKV_DEVICE static Left left(const float (&low)[4], const float (&high)[4]) {
+    return {{pack_bf16(low[0], low[1]), pack_bf16(high[0], high[1]), pack_bf16(low[2], low[3]),
+             pack_bf16(high[2], high[3])}};
+  }
+  DUOKV_DEVICE static void multiply(float (&sums)[2][4], const Left& a, const float (&b)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const uint32_t right[2] = {pack_bf16(b[n][0], b[n][1]), pack_bf16(b[n][2], b[n][3])};
+      mma_bf16_m16n8k16(sums[n], a.values, right, sums[n]);
+    }
+  }
+};
+
+// On tensor cores: a lane's scores are fragments of accumulators, four to eight columns.
+template <class Operands>
+struct TensorCoreProducts {
+  static constexpr int kPadding = 8, kScratch = 0;
+  int g, t;
+
+  DUOKV_DEVICE TensorCoreProducts(int lane, float*) : g(lane / 4), t(lane % 4) {}
+  DUOKV_DEVICE int row(int i) const { return spread(g) + i % 4 / 2 * 8; }
+  DUOKV_DEVICE int column(int i) const { return i / 4 * 8 + spread(2 * t + i % 2); }
+  DUOKV_DEVICE int sum_column(int v) const { return v / 4 * 32 + 8 * t + v % 2 * 4; }
+
+  template <int D>
+  DUOKV_DEVICE void scores(const float* own, const float* tile, float (&s)[16]) const {
+    constexpr int kStride = D + kPadding;
+    own += spread(g) * kStride + 4 * t;
+    tile += spread(g) * kStride + 4 * t;
+    float sums[2][2][4] = {};
+#pragma unroll 2
+    for (int d = 0; d < D; d += 16) {
+      const float4 low = load4(own + d), high = load4(own + 8 * kStride + d);
+      const auto a = Operands::left({low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w});
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float4 b0 = load4(tile + 16 * pair * kStride + d),
+                     b1 = load4(tile + (16 * pair + 8) * kStride + d);
+        Operands::multiply(sums[pair], a, {{b0.x, b0.y, b0.z, b0.w}, {b1.x, b1.y, b1.z, b1.w}});
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) s[i] = sums[i / 8][i / 4 % 2][i % 4];
+  }
+
+  template <int D, int Columns>
+  DUOKV_DEVICE void accumulate(const float (&s)[16], const float* tile, float (&sums)[Columns / 2]) const {
+    constexpr int kStride = D + kPadding;
+    tile += 4 * g;
+#pragma unroll 1  // or the loads of both halves would take too many registers
+    for (int half = 0; half < 2; ++half) {
+      float low[4], high[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int first = i / 2 * 4 + i % 2;
+        low[i] = half ? s[8 + first] : s[first];
+        high[i] = half ? s[10 + first] : s[2 + first];
+      }
+      const auto a = Operands::left(low, high);
+      const float* even = tile + (16 * half + spread(2 * t)) * kStride;
+      const float* odd = tile + (16 * half + spread(2 * t + 1)) * kStride;
+#pragma unroll
+      for (int c = 0; c < Columns / 32; ++c) {
+        const float4 b0 = load4(even + 32 * c), b1 = load4(odd + 32 * c);
+        const float4 b2 = load4(even + 8 * kStride + 32 * c), b3 = load4(odd + 8 * kStride + 32 * c);
+        add_columns<0>(a, {{b0.x, b1.x, b2.x, b3.x}, {b0.y, b1.y, b2.y, b3.y}}, sums + 16 * c);
+        add_columns<2>(a, {{b0.z, b1.z, b2.z, b3.z}, {b0.w, b1.w, b2.w, b3.w}}, sums + 16 * c);
+      }
+    }
+  }
+
+ private:
+  // Columns First and First + 1 of each of four groups of four.
+  template <int First>
+  DUOKV_DEVICE static void add_columns(const typename Operands::Left& a, const float (&b)[2][4],
+                                       float* groups) {
+    float columns[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) columns[i / 4][i % 4] = groups[i % 4 * 4 + First + i / 4];
+    Operands::multiply(columns, a, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) groups[i % 4 * 4 + First + i / 4] = columns[i / 4][i % 4];
+  }
+};
+
+// In FP32: a lane computes 4 rows by 4 columns of the scores and 4 rows by Columns / 8 of the sums. Scores
+// change lanes through the warp's scratch memory.
+struct Fp32Products {
+  static constexpr int kPadding = 4, kScratchStride = kWarpRows + 4, kScratch = kTileRows * kScratchStride;
+  int r, c;
+  float* scratch;  // [kTileRows][kScratchStride], scores transposed
+
+  DUOKV_DEVICE Fp32Products(int lane, float* scratch_of_warp)
+      : r(lane / 8), c(lane % 8), scratch(scratch_of_warp) {}
+  DUOKV_DEVICE int row(int i) const { return 4 * r + i % 4; }
+  DUOKV_DEVICE int column(int i) const { return c + i / 4 * 8; }
+  DUOKV_DEVICE int sum_column(int v) const { return v / 4 * 32 + 4 * c; }
+
+  template <int D>
+  DUOKV_DEVICE void scores(const float* own, const float* tile, float (&s)[16]) const {
+    constexpr int kStride = D + kPadding;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) s[i] = 0;
+#pragma unroll 2
+    for (int d = 0; d < D; d += 4) {
+      float4 a[4], b[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[i] = load4(own + (4 * r + i) * kStride + d);
+        b[i] = load4(tile + (c + 8 * i) * kStride + d);
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float4 x = a[i % 4], y = b[i / 4];
+        s[i] = fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, s[i]))));
+      }
+    }
+  }
+
+  template <int D, int Columns>
+  DUOKV_DEVICE void accumulate(const float (&s)[16], const float* tile, float (&sums)[Columns / 2]) const {
+    constexpr int kStride = D + kPadding;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i += 4)
+      store4(scratch + column(i) * kScratchStride + 4 * r, make_float4(s[i], s[i + 1], s[i + 2], s[i + 3]));
+    __syncwarp();
+#pragma unroll 4
+    for (int k = 0; k < kTileRows; ++k) {
+      const float4 x = load4(scratch + k * kScratchStride + 4 * r);
+      const float a[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int v = 0; v < Columns / 8; ++v) {
+        const float4 b = load4(tile + k * kStride + sum_column(v));
+        sums[4 * v] = fmaf(a[v % 4], b.x, sums[4 * v]);
+        sums[4 * v + 1] = fmaf(a[v % 4], b.y, sums[4 * v + 1]);
+        sums[4 * v + 2] = fmaf(a[v % 4], b.z, sums[4 * v + 2]);
+        sums[4 * v + 3] = fmaf(a[v % 4], b.w, sums[4 * v + 3]);
+      }
+    }
+  }
+};
+
+// ---------------------------------------------------------------- what a query sees
+
+DUOKV_DEVICE float round_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
+
+constexpr int kTermsThreads = 256, kTermsLanes = 8;
+
+// terms [bank_count, batch, query_heads, queries]; `count` is that of one bank. Eight lanes per query and
+// head.
+__global__ void __launch_bounds__(kTermsThreads)
+    query_terms_kernel(const __grid_constant__ ops::AttentionBackwardArgs args, int64_t count,
+                       QueryTerms* terms) {
+  const ops::AttentionArgs& a = args.forward;
+  const int lane = static_cast<int>(threadIdx.x) % kTermsLanes;
+  const int64_t item = (int64_t{blockIdx.x} * kTermsThreads + threadIdx.x) / kTermsLanes;
+  const int64_t own = item < count ? item : count - 1;  // all lanes take part in the sum
+  const int64_t t = own % a.queries, head = own / a.queries % a.query_heads,
+                row = own / a.queries / a.query_heads;
+  const int64_t query = row * a.queries + t, vector = (query * a.query_heads + head) * a.head_dim;
+
+  float delta = 0;
+  for (int c = 4 * lane; c < a.head_dim; c += 4 * kTermsLanes) {
+    const float4 out = load4(a.out + vector + c);
+    float4 dout = load4(args.dout + vector + c);
+    if (a.mode == ops::ProductMode::BF16) {  // as the products see it
+      dout = {round_bf16(dout.x), round_bf16(dout.y), round_bf16(dout.z), round_bf16(dout.w)};
+    }
+    delta = fmaf(dout.w, out.w, fmaf(dout.z, out.z, fmaf(dout.y, out.y, fmaf(dout.x, out.x, delta))));
+  }
+#pragma unroll
+  for (int offset = kTermsLanes / 2; offset > 0; offset /= 2)
+    delta += __shfl_xor_sync(kFullMask, delta, offset);
+  if (lane != 0 || item >= count) return;
+
+  float lse = a.lse[query * a.query_heads + head];
+  if (a.bank_count == 2) {
+    const float other = a.lse[(a.batch * a.queries + query) * a.query_heads + head];
+    const float larger = fmaxf(lse, other), smaller = fminf(lse, other);
+    lse = smaller == -INFINITY ? larger : larger + log1pf(expf(smaller - larger));
+  }
+  const int position = a.positions[row] + static_cast<int>(t), document = a.document_start[query];
+  const auto span = [&](int b) {
+    return visible_span(a.banks[b].rows[row], a.banks[b].window, document, position, position);
+  };
+  int seen = 0;
+  for (int b = 0; b < a.bank_count; ++b) seen += max(0, span(b).end - span(b).begin);
+  for (int b = 0; b < a.bank_count; ++b) {
+    const float bias = a.banks[b].bias ? a.banks[b].bias[query] : 0;
+    terms[b * count + item] = {bias - lse, delta, seen == 1 ? 0 : a.scale, span(b).begin};
+  }
+}
+
+// The end of the queries in begin … end-1 whose visible range starts at or before `entry`. The whole warp
+// calls it.
+DUOKV_DEVICE int end_of_readers(const QueryTerms* terms, int begin, int end, int entry) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  while (begin < end) {
+    // The last query of each of 32 runs.
+    const int run = (end - begin + kWarpSize - 1) / kWarpSize, probe = begin + (lane + 1) * run - 1;
+    const int whole_runs = __popc(__ballot_sync(kFullMask, probe < end && terms[probe].first <= entry));
+    begin += whole_runs * run;
+    end = min(end, begin + run - 1);
+  }
+  return begin;
+}
+
+// ---------------------------------------------------------------- tiles in shared memory
+
+// Starts copies of `Rows` rows of D floats: row i from source(i), zeros where that is null or past head_dim.
+template <int Rows, int D, int Stride, int Threads, class Source>
+DUOKV_DEVICE void copy_rows(float* shared, int head_dim, Source source) {
+  constexpr int kChunks = D / 4;
+#pragma unroll 1
+  for (int i = 0; i < Rows * kChunks / Threads; ++i) {
+    const int chunk = i * Threads + static_cast<int>(threadIdx.x), row = chunk / kChunks,
+              column = chunk % kChunks * 4;
+    const float* from = source(row);
+    const bool valid = from && column < head_dim;
+    copy_async16(shared + row * Stride + column, valid ? from + column : nullptr, valid);
+  }
+}
+
+// Starts copies of `Rows` queries' terms, zeros past the last query.
+template <int Rows>
+DUOKV_DEVICE void copy_terms(QueryTerms* shared, const QueryTerms* terms, int first, int queries) {
+  const int i = static_cast<int>(threadIdx.x);
+  const bool valid = first + i < queries;
+  if (i < Rows) copy_async16(shared + i, valid ? terms + first + i : nullptr, valid);
+}
+
+// Shared memory of both kernels: the block's own rows of two operands, two stages of a tile of the other two,
+// two of a tile's terms (or the terms of the block's own queries), the warps' scratch.
+template <class Products, int D, int Warps>
+struct Shared {
+  static constexpr int kStride = D + Products::kPadding;
+  static constexpr int kOwn = kOwnRows * kStride, kTile = kTileRows * kStride;
+  static constexpr int kTermsStart = 2 * kOwn + 4 * kTile;
+  static constexpr int kScratchStart = kTermsStart + 2 * kTileRows * sizeof(QueryTerms) / sizeof(float);
+  static constexpr size_t kBytes = (kScratchStart + Warps * Products::kScratch) * sizeof(float);
+
+  float* memory;
+
+  DUOKV_DEVICE float* own(int operand) const { return memory + operand * kOwn; }
+  DUOKV_DEVICE float* tile(int stage, int operand) const {
+    return memory + 2 * kOwn + (2 * stage + operand) * kTile;
+  }
+  DUOKV_DEVICE QueryTerms* terms() const { return reinterpret_cast<QueryTerms*>(memory + kTermsStart); }
+  DUOKV_DEVICE float* scratch(int warp) const { return memory + kScratchStart + warp * Products::kScratch; }
+};
+
+// For copy_rows: a KV head's keys or values, `base`, from a position on.
+DUOKV_DEVICE auto entries_from(const float* base, const ops::BankRow& row, int64_t position_stride,
+                               int first) {
+  return [=](int i) {
+    const bool stored = first + i < row.first + row.count;
+    return stored ? base + entry_slot(row, first + i) * position_stride : nullptr;
+  };
+}
+
+DUOKV_DEVICE QueryTerms load_terms(const QueryTerms* terms) {
+  const float4 values = load4(&terms->offset);
+  return {values.x, values.y, values.z, __float_as_int(values.w)};
+}
+
+// dS, in place of dP, and P, in place of the score; both 0 where the query, at `last`, does not see the
+// entry.
+DUOKV_DEVICE void differentiate_score(float& score, float& gradient, float scale, const QueryTerms& terms,
+                                      int entry, int last) {
+  const bool visible = terms.first <= entry && entry <= last;
+  const float p = visible ? __expf(fmaf(score, scale, terms.offset)) : 0;
+  gradient = visible ? p * (gradient - terms.delta) * terms.factor : 0;
+  score = p;
+}
+
+// ---------------------------------------------------------------- gradients of keys and values
+
+// A warp accumulates at most 64 columns, of keys and of values. Of a wider head two warps share 16 entries,
+// and both compute their scores.
+template <int D>
+struct KeyBlock {
+  static constexpr int kColumns = D < 64 ? D : 64, kWarps = kRowWarps * D / kColumns,
+                       kThreads = kWarps * kWarpSize;
+};
+
+// terms: those of this bank. Grid [blocks of entries, kv_heads, batch].
+template <class Products, int D>
+__global__ void __launch_bounds__(KeyBlock<D>::kThreads, D > 64 ? 1 : 2)
+    key_gradients_kernel(const __grid_constant__ ops::AttentionBackwardArgs args,
+                         const __grid_constant__ ops::Bank bank, ops::BankGradient gradient,
+                         const QueryTerms* terms) {
+  constexpr int kThreads = KeyBlock<D>::kThreads, kColumns = KeyBlock<D>::kColumns;
+  using S = Shared<Products, D, KeyBlock<D>::kWarps>;
+  DUOKV_DYNAMIC_SHARED(float, memory);
+  const S shared{memory};
+  const ops::AttentionArgs& a = args.forward;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize,
+            warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int queries = static_cast<int>(a.queries), group = a.query_heads / a.kv_heads;
+  const int64_t row = blockIdx.z, kv_head = blockIdx.y;
+  const ops::BankRow stored = bank.rows[row];
+  const float *k = static_cast<const float*>(stored.k) + kv_head * bank.head_stride,
+              *v = static_cast<const float*>(stored.v) + kv_head * bank.head_stride;
+  // Positions of the block's first entry, of the entry after the row's last, and of the first query.
+  const int first = stored.first + static_cast<int>(blockIdx.x) * kOwnRows,
+            stored_end = stored.first + stored.count, start = a.positions[row];
+
+  copy_rows<kOwnRows, D, S::kStride, kThreads>(shared.own(0), a.head_dim,
+                                               entries_from(k, stored, bank.position_stride, first));
+  copy_rows<kOwnRows, D, S::kStride, kThreads>(shared.own(1), a.head_dim,
+                                               entries_from(v, stored, bank.position_stride, first));
+  copy_async_commit();
+
+  // The queries that see some entry of the block.
+  const QueryTerms* row_terms = terms + row * a.query_heads * a.queries;
+  const int begin = max(0, first - start);
+  const int end = end_of_readers(row_terms, begin, queries, min(first + kOwnRows, stored_end) - 1);
+  const int tiles = max(0, end - begin + kTileRows - 1) / kTileRows, steps = tiles * group;
+
+  const auto copy_tile = [&](int step) {
+    const int stage = step % 2, t = begin + step % tiles * kTileRows;
+    const int64_t head = kv_head * group + step / tiles;
+    const int64_t origin = (row * a.queries * a.query_heads + head) * a.head_dim;
+    const auto rows_of = [&](const float* values) {
+      return [=, &a](int i) {
+        return t + i < queries ? values + origin + int64_t{t + i} * a.query_heads * a.head_dim : nullptr;
+      };
+    };
+    copy_rows<kTileRows, D, S::kStride, kThreads>(shared.tile(stage, 0), a.head_dim, rows_of(a.q));
+    copy_rows<kTileRows, D, S::kStride, kThreads>(shared.tile(stage, 1), a.head_dim, rows_of(args.dout));
+    copy_terms<kTileRows>(shared.terms() + stage * kTileRows, row_terms + head * a.queries, t, queries);
+    copy_async_commit();
+  };
+
+  const Products products(lane, shared.scratch(warp));
+  const int own_row = warp % kRowWarps * kWarpRows, columns = warp / kRowWarps * kColumns;
+  const int first_entry_of_warp = first + own_row;
+  float dk[kColumns / 2] = {}, dv[kColumns / 2] = {};
+  if (steps > 0) copy_tile(0);
+  for (int step = 0; step < steps; ++step) {
+    copy_async_wait<0>();
+    __syncthreads();  // the tile is there, and the other stage is no longer read
+    if (step + 1 < steps) copy_tile(step + 1);
+    const int stage = step % 2, t = begin + step % tiles * kTileRows;
+    const QueryTerms* tile_terms = shared.terms() + stage * kTileRows;
+    if (start + t + kTileRows - 1 < first_entry_of_warp ||
+        tile_terms[0].first >= first_entry_of_warp + kWarpRows)
+      continue;  // none of the warp's entries is seen
+    const float *q = shared.tile(stage, 0), *dout = shared.tile(stage, 1);
+    float p[16], ds[16];
+    products.template scores<D>(shared.own(0) + own_row * S::kStride, q, p);
+    products.template scores<D>(shared.own(1) + own_row * S::kStride, dout, ds);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int query = products.column(i);
+      differentiate_score(p[i], ds[i], a.scale, load_terms(tile_terms + query),
+                          first_entry_of_warp + products.row(i), start + t + query);
+    }
+    products.template accumulate<D, kColumns>(p, dout + columns, dv);
+    products.template accumulate<D, kColumns>(ds, q + columns, dk);
+  }
+  copy_async_wait<0>();
+
+  const auto add = [&](float* to, const float* sums) {
+#pragma unroll
+    for (int v = 0; v < kColumns / 8; ++v) {
+      const int entry = first_entry_of_warp + products.row(v), column = columns + products.sum_column(v);
+      if (entry >= stored_end || column >= a.head_dim) continue;
+      float* address =
+          to + ((row * bank.longest + entry - stored.first) * a.kv_heads + kv_head) * a.head_dim + column;
+      const float4 old = load4(address);
+      store4(address, make_float4(old.x + sums[4 * v], old.y + sums[4 * v + 1], old.z + sums[4 * v + 2],
+                                  old.w + sums[4 * v + 3]));
+    }
+  };
+  if (steps > 0) {
+    add(gradient.dk, dk);
+    add(gradient.dv, dv);
+  }
+}
+
+// ---------------------------------------------------------------- gradients of queries
+
+constexpr int kQueryThreads = kRowWarps * kWarpSize;
+
+// Grid [blocks of queries, query_heads, batch]; the last queries, which see most, start first.
+template <class Products, int D>
+__global__ void __launch_bounds__(kQueryThreads, D > 64 ? 1 : 2)
+    query_gradients_kernel(const __grid_constant__ ops::AttentionBackwardArgs args, const QueryTerms* terms) {
+  using S = Shared<Products, D, kRowWarps>;
+  DUOKV_DYNAMIC_SHARED(float, memory);
+  const S shared{memory};
+  const ops::AttentionArgs& a = args.forward;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize,
+            warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int64_t row = blockIdx.z, head = blockIdx.y;
+  const int queries = static_cast<int>(a.queries), start = a.positions[row];
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kOwnRows;
+  const int64_t query_stride = int64_t{a.query_heads} * a.head_dim;
+  const int64_t origin = row * a.queries * query_stride + head * a.head_dim;
+  const auto rows_of = [&](const float* values) {
+    return
+        [=](int i) { return first + i < queries ? values + origin + (first + i) * query_stride : nullptr; };
+  };
+  copy_rows<kOwnRows, D, S::kStride, kQueryThreads>(shared.own(0), a.head_dim, rows_of(a.q));
+  copy_rows<kOwnRows, D, S::kStride, kQueryThreads>(shared.own(1), a.head_dim, rows_of(args.dout));
+  copy_async_commit();
+
+  const Products products(lane, shared.scratch(warp));
+  const int own_row = warp * kWarpRows;
+  float dq[D / 2] = {};
+  for (int b = 0; b < a.bank_count; ++b) {
+    const ops::Bank& bank = a.banks[b];
+    const ops::BankRow stored = bank.rows[row];
+    const int64_t kv_head = head * a.kv_heads / a.query_heads;
+    const float *keys = static_cast<const float*>(stored.k) + kv_head * bank.head_stride,
+                *values = static_cast<const float*>(stored.v) + kv_head * bank.head_stride;
+    const QueryTerms* head_terms = terms + ((b * a.batch + row) * a.query_heads + head) * a.queries;
+    const Span span = visible_span(stored, bank.window, a.document_start[row * a.queries + first],
+                                   start + first, start + min(first + kOwnRows, queries) - 1);
+    if (span.empty()) continue;
+    const auto copy_tile = [&](int tile) {
+      const int stage = (tile - span.begin) / kTileRows % 2;
+      copy_rows<kTileRows, D, S::kStride, kQueryThreads>(
+          shared.tile(stage, 0), a.head_dim, entries_from(keys, stored, bank.position_stride, tile));
+      copy_rows<kTileRows, D, S::kStride, kQueryThreads>(
+          shared.tile(stage, 1), a.head_dim, entries_from(values, stored, bank.position_stride, tile));
+      copy_async_commit();
+    };
+
+    __syncthreads();  // the bank before is no longer read
+    copy_terms<kOwnRows>(shared.terms(), head_terms, first, queries);
+    copy_tile(span.begin);
+    for (int tile = span.begin; tile < span.end; tile += kTileRows) {
+      copy_async_wait<0>();
+      __syncthreads();  // the tile is there, and the other stage is no longer read
+      if (tile + kTileRows < span.end) copy_tile(tile + kTileRows);
+      const QueryTerms* warp_terms = shared.terms() + own_row;
+      const int position = start + first + own_row;  // of the warp's first query
+      if (warp_terms[0].first >= tile + kTileRows || position + kWarpRows - 1 < tile)
+        continue;  // none of the warp's queries sees the tile
+      const int stage = (tile - span.begin) / kTileRows % 2;
+      const float *k = shared.tile(stage, 0), *v = shared.tile(stage, 1);
+      float p[16], ds[16];
+      products.template scores<D>(shared.own(0) + own_row * S::kStride, k, p);
+      products.template scores<D>(shared.own(1) + own_row * S::kStride, v, ds);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int query = products.row(i);
+        differentiate_score(p[i], ds[i], a.scale, load_terms(warp_terms + query), tile + products.column(i),
+                            min(position + query, stored.first + stored.count - 1));
+      }
+      products.template accumulate<D, D>(ds, k, dq);
+    }
+  }
+  copy_async_wait<0>();
+
+#pragma unroll
+  for (int v = 0; v < D / 8; ++v) {
+    const int query = first + own_row + products.row(v), column = products.sum_column(v);
+    if (query >= queries || column >= a.head_dim) continue;
+    store4(args.dq + origin + query * query_stride + column,
+           make_float4(dq[4 * v], dq[4 * v + 1], dq[4 * v + 2], dq[4 * v + 3]));
+  }
+}
+
+// ---------------------------------------------------------------- launches
+
+template <class Products, int D>
+cudaError_t launch_gradients(const ops::AttentionBackwardArgs& args, const QueryTerms* terms,
+                             cudaStream_t stream) {
+  const ops::AttentionArgs& a = args.forward;
+  const auto batch = static_cast<unsigned>(a.batch);
+  const auto keys = key_gradients_kernel<Products, D>;
+  const size_t keys_bytes = Shared<Products, D, KeyBlock<D>::kWarps>::kBytes;
+  DUOKV_CUDA_TRY(
+      cudaFuncSetAttribute(keys, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(keys_bytes)));
+  for (int b = 0; b < a.bank_count; ++b) {
+    if (a.banks[b].longest == 0) continue;
+    const dim3 grid(static_cast<unsigned>(ceil_div(a.banks[b].longest, kOwnRows)),
+                    static_cast<unsigned>(a.kv_heads), batch);
+    DUOKV_CUDA_TRY(DUOKV_LAUNCH(keys, grid, KeyBlock<D>::kThreads, keys_bytes, stream, args, a.banks[b],
+                                args.grads[b], terms + b * a.batch * a.query_heads * a.queries));
+  }
+  const auto gradients = query_gradients_kernel<Products, D>;
+  const size_t bytes = Shared<Products, D, kRowWarps>::kBytes;
+  DUOKV_CUDA_TRY(
+      cudaFuncSetAttribute(gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.queries, kOwnRows)), static_cast<unsigned>(a.query_heads),
+                  batch);
+  return DUOKV_LAUNCH(gradients, grid, kQueryThreads, bytes, stream, args, terms);
+}
+
+// Heads of 16 are padded to 32 with zeros.
+template <class Products>
+cudaError_t launch_mode(const ops::AttentionBackwardArgs& args, const QueryTerms* terms,
+                        cudaStream_t stream) {
+  if (args.forward.head_dim <= 32) return launch_gradients<Products, 32>(args, terms, stream);
+  if (args.forward.head_dim == 64) return launch_gradients<Products, 64>(args, terms, stream);
+  return launch_gradients<Products, 128>(args, terms, stream);
+}
+
+bool supported(const ops::AttentionBackwardArgs& args) {
+  const ops::AttentionArgs& a = args.forward;
+  for (int b = 0; b < a.bank_count; ++b) {
+    const ops::Bank& bank = a.banks[b];
+    if (bank.dtype != ops::DType::F32 ||
+        !vectorizable(bank.head_stride, {args.grads[b].dk, args.grads[b].dv}) ||
+        bank.position_stride % 4 != 0)
+      return false;
+  }
+  const bool known_head = a.head_dim == 16 || a.head_dim == 32 || a.head_dim == 64 || a.head_dim == 128;
+  return known_head && a.query_heads % a.kv_heads == 0 &&
+         vectorizable(a.head_dim, {a.q, a.out, args.dout, args.dq});
+}
+
+}  // namespace
+
+size_t attention_backward_workspace(const ops::AttentionBackwardArgs& args) {
+  const ops::AttentionArgs& a = args.forward;
+  return static_cast<size_t>(a.bank_count * a.batch * a.query_heads * a.queries) * sizeof(QueryTerms);
+}
+
+cudaError_t attention_backward(const ops::AttentionBackwardArgs& args, void* workspace, cudaStream_t stream) {
+  const ops::AttentionArgs& a = args.forward;
+  const int64_t count = a.batch * a.query_heads * a.queries;
+  if (count == 0) return cudaSuccess;
+  if (!supported(args)) return cudaErrorInvalidValue;
+  auto* terms = static_cast<QueryTerms*>(workspace);
+  DUOKV_CUDA_TRY(DUOKV_LAUNCH(query_terms_kernel,
+                              dim3(static_cast<unsigned>(ceil_div(count * kTermsLanes, kTermsThreads))),
+                              kTermsThreads, 0, stream, args, count, terms));
+  switch (a.mode) {
+    case ops::ProductMode::FP32:
+      return launch_mode<Fp32Products>(args, terms, stream);
+    case ops::ProductMode::TF32x3:
+      return launch_mode<TensorCoreProducts<Tf32x3>>(args, terms, stream);
+    case ops::ProductMode::BF16:
+      return launch_mode<TensorCoreProducts<Bf16>>(args, terms, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace duokv::cuda
