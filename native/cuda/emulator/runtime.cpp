@@ -201,6 +201,20 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::snprintf(properties->name, sizeof properties->name, "SIMT emulator");
+  properties->totalGlobalMem = device_memory().capacity;
+  cudaDeviceGetAttribute(&properties->major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&properties->minor, cudaDevAttrComputeCapabilityMinor, 0);
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
   last_error = device().fault.code == FaultCode::kNone ? cudaSuccess : error;
@@ -218,6 +232,8 @@ const char* cudaGetErrorName(cudaError_t error) {
     DUOKV_ERROR_NAME(cudaErrorMemoryAllocation)
     DUOKV_ERROR_NAME(cudaErrorInvalidConfiguration)
     DUOKV_ERROR_NAME(cudaErrorInvalidMemcpyDirection)
+    DUOKV_ERROR_NAME(cudaErrorInsufficientDriver)
+    DUOKV_ERROR_NAME(cudaErrorNoDevice)
     DUOKV_ERROR_NAME(cudaErrorInvalidDevice)
     DUOKV_ERROR_NAME(cudaErrorInvalidResourceHandle)
     DUOKV_ERROR_NAME(cudaErrorIllegalState)

@@ -1,0 +1,219 @@
+// The device: transfers through the staging ring, memory accounting, scratch, graphs, and what a recording
+// refuses.
+#include <climits>
+#include <string>
+
+#include "cuda/device.h"
+#include "cuda/operations.h"
+#include "cuda/test/harness.h"
+
+using namespace duokv;
+using namespace duokv::cuda;
+using namespace duokv::cuda::test;
+
+namespace {
+
+// A device of its own for every case.
+class TestDevice {
+ public:
+  TestDevice() { ok(cuda::open("", 0, &device_)); }
+  ~TestDevice() { cuda::close(device_); }
+  TestDevice(const TestDevice&) = delete;
+  TestDevice& operator=(const TestDevice&) = delete;
+  operator ops::Device*() const { return device_; }
+  ops::Device* operator->() const { return device_; }
+
+  static void ok(ops::Status status) {
+    if (status != ops::kOk) throw std::runtime_error(last_error());
+  }
+
+ private:
+  ops::Device* device_ = nullptr;
+};
+
+void expect_status(ops::Status status, ops::Status wanted, const std::string& part) {
+  expect(status == wanted && std::string(last_error()).find(part) != std::string::npos,
+         "status %d with '%s', expected %d with '%s'", status, last_error(), wanted, part.c_str());
+}
+
+float* floats(ops::Device* device, int64_t count) {
+  void* memory = nullptr;
+  TestDevice::ok(allocate(device, count * 4, &memory));
+  return static_cast<float*>(memory);
+}
+
+std::vector<float> read(ops::Device* device, const float* memory, int64_t count) {
+  std::vector<float> host(static_cast<size_t>(count));
+  TestDevice::ok(download(device, host.data(), memory, count * 4));
+  return host;
+}
+
+void write(ops::Device* device, float* memory, const std::vector<float>& host) {
+  TestDevice::ok(upload(device, memory, host.data(), static_cast<int64_t>(host.size()) * 4));
+}
+
+// h = silu(gate), which needs no scratch.
+void run_silu(ops::Device* device, const float* gate, int64_t n, float* h) {
+  TestDevice::ok(guarded(device, [&] {
+    cuda::check(swiglu_forward({.gate = gate, .up = nullptr, .n = n, .h = h}, device->stream), "silu");
+  }));
+}
+
+}  // namespace
+
+DUOKV_CASE(uploads_do_not_keep_the_source) {
+  TestDevice device;
+  constexpr int64_t kCount = 1000, kUploads = 3000;  // more than the ring holds at once
+  float* memory = floats(device, kCount * kUploads);
+  std::vector<float> source(kCount);
+  for (int64_t i = 0; i < kUploads; ++i) {
+    std::fill(source.begin(), source.end(), static_cast<float>(i));
+    write(device, memory + i * kCount, source);
+  }
+  const std::vector<float> got = read(device, memory, kCount * kUploads);
+  for (int64_t i = 0; i < kCount * kUploads; ++i) {
+    if (!expect(got[static_cast<size_t>(i)] == static_cast<float>(i / kCount), "element %lld",
+                static_cast<long long>(i)))
+      break;
+  }
+  release(device, memory);
+}
+
+DUOKV_CASE(transfers_of_every_size) {
+  TestDevice device;
+  for (const int64_t count : {1L, 3L, 1L << 18, (1L << 18) + 1, (3L << 18) + 5}) {
+    const std::vector<float> source = normals(static_cast<size_t>(count), 1);
+    float* memory = floats(device, count);
+    float* other = floats(device, count);
+    write(device, memory, source);
+    TestDevice::ok(copy(device, other, memory, count * 4));
+    expect_equal("copy", read(device, other, count), source);
+    TestDevice::ok(zero(device, other, count * 4));
+    expect_equal("zero", read(device, other, count), std::vector<float>(static_cast<size_t>(count)));
+    release(device, memory);
+    release(device, other);
+  }
+}
+
+DUOKV_CASE(memory_is_counted_and_running_out_is_no_end) {
+  TestDevice device;
+  const auto used = [&] {
+    ops::DeviceInfo info;
+    TestDevice::ok(cuda::info(device, &info));
+    return info.memory_used;
+  };
+  const int64_t before = used();
+  float* memory = floats(device, 1000);
+  expect(used() >= before + 4000, "4000 bytes are not counted");
+  void* nothing = nullptr;
+  expect_status(allocate(device, int64_t{1} << 50, &nothing), ops::kOutOfMemory,
+                "1125899906842624 bytes asked");
+  expect(nothing == nullptr, "memory was handed out");
+  expect_status(allocate(device, -1, &nothing), ops::kInvalid, "bytes is -1");
+  const std::vector<float> values = normals(1000, 2);
+  write(device, memory, values);
+  expect_equal("after running out", read(device, memory, 1000), values);
+  release(device, memory);
+  expect(used() == before, "memory in use after the release: %lld, before: %lld",
+         static_cast<long long>(used()), static_cast<long long>(before));
+}
+
+DUOKV_CASE(invalid_devices_are_named) {
+  ops::Device* device = nullptr;
+  expect_status(cuda::open("99", 0, &device), ops::kUnavailable, "cuda:99 does not exist");
+  expect_status(cuda::open("x", 0, &device), ops::kInvalid, "options is 'x'");
+}
+
+DUOKV_CASE(a_graph_replays_what_was_recorded_on_new_data) {
+  TestDevice device;
+  constexpr int64_t kCount = 1003;
+  float *x = floats(device, kCount), *y = floats(device, kCount), *z = floats(device, kCount);
+  const auto pass = [&] {
+    run_silu(device, x, kCount, y);
+    TestDevice::ok(copy(device, z, y, kCount * 4));
+    run_silu(device, z, kCount, z);
+  };
+  write(device, x, normals(kCount, 3));
+  TestDevice::ok(zero(device, z, kCount * 4));
+  TestDevice::ok(graph_begin(device));
+  pass();
+  ops::Graph* graph = nullptr;
+  TestDevice::ok(graph_end(device, &graph));
+  expect(graph_bytes(graph) >= 0, "negative bytes");
+  expect_equal("recording runs nothing", read(device, z, kCount), std::vector<float>(kCount));
+  for (const uint64_t stream : {3u, 4u}) {
+    write(device, x, normals(kCount, stream));
+    TestDevice::ok(graph_launch(device, graph));
+    const std::vector<float> replayed = read(device, z, kCount);
+    pass();
+    expect_equal("replay and eager", replayed, read(device, z, kCount));
+  }
+  graph_destroy(device, graph);
+  for (float* memory : {x, y, z}) release(device, memory);
+}
+
+DUOKV_CASE(a_recording_refuses_what_it_cannot_hold) {
+  TestDevice device;
+  float *x = floats(device, 16), *y = floats(device, 16), *z = floats(device, 16);
+  const std::vector<float> values = normals(16, 5);
+  write(device, x, values);
+  TestDevice::ok(zero(device, y, 64));
+  ops::Graph* graph = nullptr;
+  expect_status(graph_end(device, &graph), ops::kInvalid, "no graph is being recorded");
+  TestDevice::ok(graph_begin(device));
+  run_silu(device, x, 16, y);
+  void* memory = nullptr;
+  float host[16];
+  expect_status(allocate(device, 64, &memory), ops::kInvalid, "allocate: not possible while a graph");
+  expect_status(upload(device, x, values.data(), 64), ops::kInvalid, "upload: not possible while a graph");
+  expect_status(download(device, host, x, 64), ops::kInvalid, "download: not possible while a graph");
+  expect_status(graph_begin(device), ops::kInvalid, "graph_begin: not possible while a graph");
+  expect_status(guarded(device, [&] { device->workspace(1 << 20); }), ops::kInternal, "more scratch memory");
+  release(device, z);
+  TestDevice::ok(graph_end(device, &graph));
+  TestDevice::ok(graph_launch(device, graph));
+  const std::vector<float> replayed = read(device, y, 16);
+  run_silu(device, x, 16, y);
+  expect_equal("after the refusals", replayed, read(device, y, 16));
+  graph_destroy(device, graph);
+
+  TestDevice::ok(zero(device, y, 64));
+  TestDevice::ok(graph_begin(device));
+  run_silu(device, x, 16, y);
+  TestDevice::ok(graph_end(device, nullptr));
+  expect_equal("a dropped recording", read(device, y, 16), std::vector<float>(16));
+  for (float* block : {x, y}) release(device, block);
+}
+
+DUOKV_CASE(scratch_that_a_graph_names_stays) {
+  TestDevice device;
+  constexpr int64_t kCount = 500;
+  float *x = floats(device, kCount), *y = floats(device, kCount);
+  write(device, x, normals(kCount, 6));
+  const auto pass = [&] {
+    TestDevice::ok(guarded(device, [&] {
+      auto* scratch = static_cast<float*>(device->workspace(kCount * 4));
+      run_silu(device, x, kCount, scratch);
+      run_silu(device, scratch, kCount, y);
+    }));
+  };
+  pass();
+  const std::vector<float> eager = read(device, y, kCount);
+  ops::Graph *first = nullptr, *second = nullptr;
+  for (ops::Graph** graph : {&first, &second}) {
+    TestDevice::ok(graph_begin(device));
+    pass();
+    TestDevice::ok(graph_end(device, graph));
+  }
+  TestDevice::ok(guarded(device, [&] { device->workspace(1 << 16); }));  // another block from here on
+  graph_destroy(device, first);
+  TestDevice::ok(zero(device, y, kCount * 4));
+  TestDevice::ok(graph_launch(device, second));
+  expect_equal("replay on the old block", read(device, y, kCount), eager);
+  const int64_t before = device->memory.bytes();
+  graph_destroy(device, second);
+  expect(device->memory.bytes() < before, "the old block outlives its graphs");
+  for (float* block : {x, y}) release(device, block);
+}
+
+DUOKV_MAIN
