@@ -90,7 +90,7 @@ struct Bf16 {
 };
 
 // On tensor cores: a lane's scores are fragments of accumulators, four to eight columns.
-template <class Operands>
+template <class Precision>
 struct TensorCoreProducts {
   static constexpr int kPadding = 8, kScratch = 0;
   int g, t;
@@ -109,12 +109,12 @@ struct TensorCoreProducts {
 #pragma unroll 2
     for (int d = 0; d < D; d += 16) {
       const float4 low = load4(own + d), high = load4(own + 8 * kStride + d);
-      const auto a = Operands::left({low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w});
+      const auto a = Precision::left({low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w});
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
         const float4 b0 = load4(tile + 16 * pair * kStride + d),
                      b1 = load4(tile + (16 * pair + 8) * kStride + d);
-        Operands::multiply(sums[pair], a, {{b0.x, b0.y, b0.z, b0.w}, {b1.x, b1.y, b1.z, b1.w}});
+        Precision::multiply(sums[pair], a, {{b0.x, b0.y, b0.z, b0.w}, {b1.x, b1.y, b1.z, b1.w}});
       }
     }
 #pragma unroll
@@ -134,7 +134,7 @@ struct TensorCoreProducts {
         low[i] = half ? s[8 + first] : s[first];
         high[i] = half ? s[10 + first] : s[2 + first];
       }
-      const auto a = Operands::left(low, high);
+      const auto a = Precision::left(low, high);
       const float* even = tile + (16 * half + spread(2 * t)) * kStride;
       const float* odd = tile + (16 * half + spread(2 * t + 1)) * kStride;
 #pragma unroll
@@ -150,12 +150,12 @@ struct TensorCoreProducts {
  private:
   // Columns First and First + 1 of each of four groups of four.
   template <int First>
-  DUOKV_DEVICE static void add_columns(const typename Operands::Left& a, const float (&b)[2][4],
+  DUOKV_DEVICE static void add_columns(const typename Precision::Left& a, const float (&b)[2][4],
                                        float* groups) {
     float columns[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) columns[i / 4][i % 4] = groups[i % 4 * 4 + First + i / 4];
-    Operands::multiply(columns, a, b);
+    Precision::multiply(columns, a, b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) groups[i % 4 * 4 + First + i / 4] = columns[i / 4][i % 4];
   }
@@ -286,17 +286,25 @@ DUOKV_DEVICE int end_of_readers(const QueryTerms* terms, int begin, int end, int
 
 // ---------------------------------------------------------------- tiles in shared memory
 
-// Starts copies of `Rows` rows of D floats: row i from source(i), zeros where that is null or past head_dim.
-template <int Rows, int D, int Stride, int Threads, class Source>
-DUOKV_DEVICE void copy_rows(float* shared, int head_dim, Source source) {
+// Where rows of two operands lie that are laid out alike, such as queries and their output gradients.
+struct Operands {
+  const float *first, *second;
+  int head_dim;
+};
+
+// Starts copies of `Rows` rows of D floats of both operands: row i < count from `offset(i)` on, zeros after
+// the last row and past head_dim.
+template <int Rows, int D, int Stride, int Threads, class Offset>
+DUOKV_DEVICE void copy_rows(float* first, float* second, const Operands& from, int count, Offset offset) {
   constexpr int kChunks = D / 4;
-#pragma unroll 1
-  for (int i = 0; i < Rows * kChunks / Threads; ++i) {
-    const int chunk = i * Threads + static_cast<int>(threadIdx.x), row = chunk / kChunks,
-              column = chunk % kChunks * 4;
-    const float* from = source(row);
-    const bool valid = from && column < head_dim;
-    copy_async16(shared + row * Stride + column, valid ? from + column : nullptr, valid);
+  static_assert(Threads % kChunks == 0 && Rows % (Threads / kChunks) == 0);
+  const int column = static_cast<int>(threadIdx.x) % kChunks * 4;
+#pragma unroll 1  // or addresses would take many registers
+  for (int row = static_cast<int>(threadIdx.x) / kChunks; row < Rows; row += Threads / kChunks) {
+    const bool valid = row < count && column < from.head_dim;
+    const int64_t place = valid ? offset(row) + column : 0;
+    copy_async16(first + row * Stride + column, from.first + place, valid);
+    copy_async16(second + row * Stride + column, from.second + place, valid);
   }
 }
 
@@ -328,13 +336,11 @@ struct Shared {
   DUOKV_DEVICE float* scratch(int warp) const { return memory + kScratchStart + warp * Products::kScratch; }
 };
 
-// For copy_rows: a KV head's keys or values, `base`, from a position on.
-DUOKV_DEVICE auto entries_from(const float* base, const ops::BankRow& row, int64_t position_stride,
-                               int first) {
-  return [=](int i) {
-    const bool stored = first + i < row.first + row.count;
-    return stored ? base + entry_slot(row, first + i) * position_stride : nullptr;
-  };
+// Keys and values of one KV head.
+DUOKV_DEVICE Operands entries_of_head(const ops::Bank& bank, const ops::BankRow& row, int64_t kv_head,
+                                      int head_dim) {
+  const int64_t offset = kv_head * bank.head_stride;
+  return {static_cast<const float*>(row.k) + offset, static_cast<const float*>(row.v) + offset, head_dim};
 }
 
 DUOKV_DEVICE QueryTerms load_terms(const QueryTerms* terms) {
@@ -378,36 +384,31 @@ __global__ void __launch_bounds__(KeyBlock<D>::kThreads, D > 64 ? 1 : 2)
   const int queries = static_cast<int>(a.queries), group = a.query_heads / a.kv_heads;
   const int64_t row = blockIdx.z, kv_head = blockIdx.y;
   const ops::BankRow stored = bank.rows[row];
-  const float *k = static_cast<const float*>(stored.k) + kv_head * bank.head_stride,
-              *v = static_cast<const float*>(stored.v) + kv_head * bank.head_stride;
   // Positions of the block's first entry, of the entry after the row's last, and of the first query.
   const int first = stored.first + static_cast<int>(blockIdx.x) * kOwnRows,
             stored_end = stored.first + stored.count, start = a.positions[row];
 
-  copy_rows<kOwnRows, D, S::kStride, kThreads>(shared.own(0), a.head_dim,
-                                               entries_from(k, stored, bank.position_stride, first));
-  copy_rows<kOwnRows, D, S::kStride, kThreads>(shared.own(1), a.head_dim,
-                                               entries_from(v, stored, bank.position_stride, first));
+  copy_rows<kOwnRows, D, S::kStride, kThreads>(
+      shared.own(0), shared.own(1), entries_of_head(bank, stored, kv_head, a.head_dim), stored_end - first,
+      [&](int i) { return entry_slot(stored, first + i) * bank.position_stride; });
   copy_async_commit();
 
   // The queries that see some entry of the block.
   const QueryTerms* row_terms = terms + row * a.query_heads * a.queries;
   const int begin = max(0, first - start);
   const int end = end_of_readers(row_terms, begin, queries, min(first + kOwnRows, stored_end) - 1);
-  const int tiles = max(0, end - begin + kTileRows - 1) / kTileRows, steps = tiles * group;
 
-  const auto copy_tile = [&](int step) {
-    const int stage = step % 2, t = begin + step % tiles * kTileRows;
-    const int64_t head = kv_head * group + step / tiles;
-    const int64_t origin = (row * a.queries * a.query_heads + head) * a.head_dim;
-    const auto rows_of = [&](const float* values) {
-      return [=, &a](int i) {
-        return t + i < queries ? values + origin + int64_t{t + i} * a.query_heads * a.head_dim : nullptr;
-      };
-    };
-    copy_rows<kTileRows, D, S::kStride, kThreads>(shared.tile(stage, 0), a.head_dim, rows_of(a.q));
-    copy_rows<kTileRows, D, S::kStride, kThreads>(shared.tile(stage, 1), a.head_dim, rows_of(args.dout));
-    copy_terms<kTileRows>(shared.terms() + stage * kTileRows, row_terms + head * a.queries, t, queries);
+  // Tiles: queries t … of one head of the group after the other.
+  struct Tile {
+    int head, t;
+  };
+  const auto copy_tile = [&](int stage, const Tile& tile) {
+    const int64_t head = kv_head * group + tile.head;
+    const int64_t origin = ((row * a.queries + tile.t) * a.query_heads + head) * a.head_dim;
+    copy_rows<kTileRows, D, S::kStride, kThreads>(
+        shared.tile(stage, 0), shared.tile(stage, 1), {a.q + origin, args.dout + origin, a.head_dim},
+        queries - tile.t, [&](int i) { return int64_t{i} * (a.query_heads * a.head_dim); });
+    copy_terms<kTileRows>(shared.terms() + stage * kTileRows, row_terms + head * a.queries, tile.t, queries);
     copy_async_commit();
   };
 
@@ -415,12 +416,15 @@ __global__ void __launch_bounds__(KeyBlock<D>::kThreads, D > 64 ? 1 : 2)
   const int own_row = warp % kRowWarps * kWarpRows, columns = warp / kRowWarps * kColumns;
   const int first_entry_of_warp = first + own_row;
   float dk[kColumns / 2] = {}, dv[kColumns / 2] = {};
-  if (steps > 0) copy_tile(0);
-  for (int step = 0; step < steps; ++step) {
+  const int heads = begin < end ? group : 0;
+  if (heads > 0) copy_tile(0, {0, begin});
+  Tile next = {0, begin};
+  for (int stage = 0; next.head < heads; stage ^= 1) {
+    const int t = next.t;
+    next = t + kTileRows < end ? Tile{next.head, t + kTileRows} : Tile{next.head + 1, begin};
     copy_async_wait<0>();
     __syncthreads();  // the tile is there, and the other stage is no longer read
-    if (step + 1 < steps) copy_tile(step + 1);
-    const int stage = step % 2, t = begin + step % tiles * kTileRows;
+    if (next.head < heads) copy_tile(stage ^ 1, next);
     const QueryTerms* tile_terms = shared.terms() + stage * kTileRows;
     if (start + t + kTileRows - 1 < first_entry_of_warp ||
         tile_terms[0].first >= first_entry_of_warp + kWarpRows)
@@ -452,7 +456,7 @@ __global__ void __launch_bounds__(KeyBlock<D>::kThreads, D > 64 ? 1 : 2)
                                   old.w + sums[4 * v + 3]));
     }
   };
-  if (steps > 0) {
+  if (heads > 0) {
     add(gradient.dk, dk);
     add(gradient.dv, dv);
   }
@@ -477,12 +481,10 @@ __global__ void __launch_bounds__(kQueryThreads, D > 64 ? 1 : 2)
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kOwnRows;
   const int64_t query_stride = int64_t{a.query_heads} * a.head_dim;
   const int64_t origin = row * a.queries * query_stride + head * a.head_dim;
-  const auto rows_of = [&](const float* values) {
-    return
-        [=](int i) { return first + i < queries ? values + origin + (first + i) * query_stride : nullptr; };
-  };
-  copy_rows<kOwnRows, D, S::kStride, kQueryThreads>(shared.own(0), a.head_dim, rows_of(a.q));
-  copy_rows<kOwnRows, D, S::kStride, kQueryThreads>(shared.own(1), a.head_dim, rows_of(args.dout));
+  const int64_t block = origin + first * query_stride;
+  copy_rows<kOwnRows, D, S::kStride, kQueryThreads>(shared.own(0), shared.own(1),
+                                                    {a.q + block, args.dout + block, a.head_dim},
+                                                    queries - first, [&](int i) { return i * query_stride; });
   copy_async_commit();
 
   const Products products(lane, shared.scratch(warp));
@@ -491,34 +493,29 @@ __global__ void __launch_bounds__(kQueryThreads, D > 64 ? 1 : 2)
   for (int b = 0; b < a.bank_count; ++b) {
     const ops::Bank& bank = a.banks[b];
     const ops::BankRow stored = bank.rows[row];
-    const int64_t kv_head = head * a.kv_heads / a.query_heads;
-    const float *keys = static_cast<const float*>(stored.k) + kv_head * bank.head_stride,
-                *values = static_cast<const float*>(stored.v) + kv_head * bank.head_stride;
+    const Operands entries = entries_of_head(bank, stored, head * a.kv_heads / a.query_heads, a.head_dim);
     const QueryTerms* head_terms = terms + ((b * a.batch + row) * a.query_heads + head) * a.queries;
     const Span span = visible_span(stored, bank.window, a.document_start[row * a.queries + first],
                                    start + first, start + min(first + kOwnRows, queries) - 1);
     if (span.empty()) continue;
-    const auto copy_tile = [&](int tile) {
-      const int stage = (tile - span.begin) / kTileRows % 2;
+    const auto copy_tile = [&](int stage, int tile) {
       copy_rows<kTileRows, D, S::kStride, kQueryThreads>(
-          shared.tile(stage, 0), a.head_dim, entries_from(keys, stored, bank.position_stride, tile));
-      copy_rows<kTileRows, D, S::kStride, kQueryThreads>(
-          shared.tile(stage, 1), a.head_dim, entries_from(values, stored, bank.position_stride, tile));
+          shared.tile(stage, 0), shared.tile(stage, 1), entries, stored.first + stored.count - tile,
+          [&](int i) { return entry_slot(stored, tile + i) * bank.position_stride; });
       copy_async_commit();
     };
 
     __syncthreads();  // the bank before is no longer read
     copy_terms<kOwnRows>(shared.terms(), head_terms, first, queries);
-    copy_tile(span.begin);
-    for (int tile = span.begin; tile < span.end; tile += kTileRows) {
+    copy_tile(0, span.begin);
+    for (int tile = span.begin, stage = 0; tile < span.end; tile += kTileRows, stage ^= 1) {
       copy_async_wait<0>();
       __syncthreads();  // the tile is there, and the other stage is no longer read
-      if (tile + kTileRows < span.end) copy_tile(tile + kTileRows);
+      if (tile + kTileRows < span.end) copy_tile(stage ^ 1, tile + kTileRows);
       const QueryTerms* warp_terms = shared.terms() + own_row;
       const int position = start + first + own_row;  // of the warp's first query
       if (warp_terms[0].first >= tile + kTileRows || position + kWarpRows - 1 < tile)
         continue;  // none of the warp's queries sees the tile
-      const int stage = (tile - span.begin) / kTileRows % 2;
       const float *k = shared.tile(stage, 0), *v = shared.tile(stage, 1);
       float p[16], ds[16];
       products.template scores<D>(shared.own(0) + own_row * S::kStride, k, p);
