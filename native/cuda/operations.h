@@ -36,4 +36,29 @@ cudaError_t rms_norm_backward(const ops::RmsNormBackwardArgs& args, void* worksp
 cudaError_t swiglu_forward(const ops::SwigluArgs& args, cudaStream_t stream);
 cudaError_t swiglu_backward(const ops::SwigluBackwardArgs& args, cudaStream_t stream);
 
+// The sum goes to device memory.
+size_t sum_squares_workspace(int64_t n);
+cudaError_t sum_squares(const float* x, int64_t n, double* result, void* workspace, cudaStream_t stream);
+
+cudaError_t adamw(const ops::AdamWArgs& args, cudaStream_t stream);
+
+// Cross-entropy of rows of logits. With a scale a row's gradient scale * (softmax - onehot(target)) replaces
+// its logits, or goes to `dlogits` in BF16 where that is given; a row with scale 0 gets zeros whatever its
+// logits are.
+struct CrossEntropyArgs {
+  float* logits;  // [rows, vocab]
+  int64_t rows, vocab;
+  const int32_t* targets;    // [rows], each in [0, vocab)
+  const float* token_scale;  // [rows]; null: forward only
+  float* nll;                // [rows]
+  bf16* dlogits;             // [rows, vocab]; may be null
+};
+cudaError_t cross_entropy(const CrossEntropyArgs& args, cudaStream_t stream);
+
+// Products of few rows, which stream the weights. weights[i] [n_i, k] is FP32, or BF16 with `bf16_weights`;
+// under BF16 operands that are FP32 are rounded on their way. A row's bits depend on nothing but the row.
+constexpr int64_t kSkinnyPositions = 4;  // per row, at most
+cudaError_t skinny_product(const ops::LinearArgs& args, const void* const weights[3], bool bf16_weights,
+                           cudaStream_t stream);
+
 }  // namespace duokv::cuda

@@ -110,7 +110,8 @@ DUOKV_DEVICE void store2(float* address, float2 value) {
 // ---------------------------------------------------------------- warp and block reductions, in an order
 // fixed by the block's shape
 
-DUOKV_DEVICE float warp_sum(float value DUOKV_CALLER) {
+template <class T>
+DUOKV_DEVICE T warp_sum(T value DUOKV_CALLER) {
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
     value += __shfl_xor_sync(kFullMask, value, offset, kWarpSize DUOKV_FORWARD);
   return value;
@@ -124,16 +125,16 @@ DUOKV_DEVICE float warp_max(float value DUOKV_CALLER) {
 
 // Sum over the block, returned to every thread. `Threads` is the block's size, a multiple of 32. Safe to call
 // again at once.
-template <int Threads>
-DUOKV_DEVICE float block_sum(float value DUOKV_CALLER) {
+template <int Threads, class T>
+DUOKV_DEVICE T block_sum(T value DUOKV_CALLER) {
   constexpr int kWarps = Threads / kWarpSize;
-  DUOKV_SHARED(float, partial, [kWarps]);
+  DUOKV_SHARED(T, partial, [kWarps]);
   value = warp_sum(value DUOKV_FORWARD);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
             lane = static_cast<int>(threadIdx.x) % kWarpSize;
   if (lane == 0) partial[warp] = value;
   __syncthreads(DUOKV_ONLY_FORWARD);
-  float total = 0;
+  T total = 0;
   for (int i = 0; i < kWarps; ++i) total += partial[i];
   __syncthreads(DUOKV_ONLY_FORWARD);
   return total;

@@ -82,3 +82,20 @@ duokv_mutant(embedding strip_bound checked [[lane * 4;
     if (c >= d) return;]] [[lane * 4;]])
 duokv_mutant(embedding strips_overlap checked [[* kStripColumns + j + lane]] [[* kWarpSize + j + lane]])
 duokv_mutant(embedding short_workspace checked [[(3 * vocab + 1 + 2 * m)]] [[(3 * vocab + 2 * m)]])
+
+duokv_mutant(sum_squares single_precision checked [[return fma(wide, wide, sum);]] [[return fmaf(value, value, sum);]])
+duokv_mutant(sum_squares whole_block_bound checked [[if (Vector && (int64_t{blockIdx.x} + 1)]] [[if (Vector && int64_t{blockIdx.x}]])
+duokv_mutant(sum_squares element_bound checked [[j < i + 4 && j < n; ++j]] [[j < i + 4; ++j]])
+duokv_mutant(sum_squares group_bound checked [[i < first + kBlockElements && i < n]] [[i < first + kBlockElements - 4 * kThreads && i < n]])
+duokv_mutant(sum_squares lost_block checked [[int64_t i = threadIdx.x; i < blocks; i += kThreads]]
+             [[int64_t i = threadIdx.x; i + 1 < blocks; i += kThreads]])
+duokv_mutant(sum_squares every_thread_writes race [[if (threadIdx.x == 0) partial]] [[partial]])
+
+duokv_mutant(adamw bound checked [=[if (i < n) update(p[i]]=] [=[update(p[i]]=])
+duokv_mutant(adamw vector_bound checked [[if (i >= n) return;]] "")
+duokv_mutant(adamw alignment_unchecked checked [[vectorizable(args.n, {args.p, args.g, args.m, args.v})]]
+             [[args.n % 4 == 0]])
+duokv_mutant(adamw unclipped_square checked [[(gradient * gradient)]] [[(g * g)]])
+duokv_mutant(adamw no_decay checked [[fmaf(f.decay, p, f.step * m / denominator)]] [[f.step * m / denominator]])
+duokv_mutant(adamw uncorrected_root checked [[fmaf(sqrtf(v), f.root, f.eps)]] [[sqrtf(v) + f.eps]])
+duokv_mutant(adamw swapped_elements checked [[gradient.y, first.y]] [[gradient.z, first.y]])
