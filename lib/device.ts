@@ -32,8 +32,6 @@ export interface DeviceInfo {
   readonly fallbacks: readonly { readonly backend: string; readonly why: string }[];
 }
 
-const NO_CUDA = 'this build has no CUDA backend';
-
 /**
  * A backend's device with its engine thread: models, trainers and sessions live on one, and what they do runs
  * there in the order in which it was called. Opened by `openDevice`.
@@ -86,7 +84,9 @@ export class Device implements AsyncDisposable {
 }
 
 /**
- * Opens a device. `auto` falls back to the CPU and says why in `info().fallbacks`. Errors:
+ * Opens a device. `auto` takes the first GPU, else the CPU, and says why in `info().fallbacks`. The CUDA backend
+ * is a library beside the addon; the environment variable `DUOKV_CUDA_LIBRARY` names another, and
+ * `DUOKV_CUDA=emulator` takes the one that runs its kernels on the CPU, slowly, for tests. Errors:
  * `ERR_DEVICE_UNAVAILABLE` where the requested backend is not built or finds no device, `ERR_ARGUMENT`.
  *
  * @example
@@ -103,17 +103,32 @@ export async function openDevice(options: DeviceOptions = {}): Promise<Device> {
       `backend is ${show(backend)}; it must be one of auto, cpu, cuda, cuda:N`,
     );
   }
-  if (backend.startsWith('cuda'))
-    throw new DuokvError('ERR_DEVICE_UNAVAILABLE', `backend '${backend}': ${NO_CUDA}`);
-  const device = await callEngine(() => native.openDevice('cpu', threads));
-  return new Device(
-    device,
-    backend === 'auto'
-      ? {
-          backend: 'cpu',
-          reason: 'auto: no other backend is available',
-          fallbacks: [{ backend: 'cuda', why: NO_CUDA }],
-        }
-      : { backend: 'cpu', reason: 'requested', fallbacks: [] },
-  );
+  const open = (name: 'cpu' | 'cuda') =>
+    callEngine(() =>
+      native.openDevice(name, threads, name === 'cpu' ? undefined : /\d+$/.exec(backend)?.[0]),
+    );
+  if (backend !== 'auto') {
+    const name = backend === 'cpu' ? 'cpu' : 'cuda';
+    try {
+      return new Device(await open(name), { backend: name, reason: 'requested', fallbacks: [] });
+    } catch (error) {
+      if (!isUnavailable(error)) throw error;
+      throw new DuokvError(error.code, `backend '${backend}': ${error.message}`, { cause: error });
+    }
+  }
+  let why: string;
+  try {
+    return new Device(await open('cuda'), { backend: 'cuda', reason: 'auto: a GPU is there', fallbacks: [] });
+  } catch (error) {
+    if (!isUnavailable(error)) throw error;
+    why = error.message;
+  }
+  return new Device(await open('cpu'), {
+    backend: 'cpu',
+    reason: 'auto: no other backend is available',
+    fallbacks: [{ backend: 'cuda', why }],
+  });
 }
+
+const isUnavailable = (error: unknown): error is DuokvError =>
+  error instanceof DuokvError && error.code === 'ERR_DEVICE_UNAVAILABLE';

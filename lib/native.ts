@@ -249,7 +249,8 @@ export interface NativeSession {
 
 interface NativeAddon {
   readonly Cancellation: new () => NativeCancellation;
-  openDevice(backend: string, threads: number): Promise<NativeDevice>;
+  /** `options`: of the CUDA backend, the card's index; else empty. */
+  openDevice(backend: 'cpu' | 'cuda', threads: number, options?: string): Promise<NativeDevice>;
   designPlan(config: unknown): DesignPlan;
   suffixes(config: unknown, positions: number, schedule: RouteName, suffix: number): SuffixTable;
   cacheBytes(config: unknown, batch: number, positions: number, precision: PrecisionName): CacheBytes;

@@ -1,20 +1,12 @@
 #include "addon/device_object.h"
 
 #include "addon/arguments.h"
+#include "addon/backends.h"
 #include "addon/environment.h"
 #include "addon/model_object.h"
 #include "addon/wrapping.h"
-#include "cpu/cpu.h"
 
 namespace duokv::addon {
-namespace {
-
-const ops::OpTable& backend_table(const std::string& backend) {
-  if (backend == "cpu") return cpu::op_table();
-  throw Error("ERR_DEVICE_UNAVAILABLE", "backend '" + backend + "' is not part of this build");
-}
-
-}  // namespace
 
 DeviceResource::~DeviceResource() {
   retire();
@@ -37,15 +29,16 @@ void DeviceObject::define(Napi::Env env) {
 Napi::Value DeviceObject::open(const Napi::CallbackInfo& info) {
   const Napi::Env env = info.Env();
   return guarded(env, [&]() -> Napi::Value {
-    const ops::OpTable& table = backend_table(to_text(info[0], "backend"));
+    const std::string backend = to_text(info[0], "backend");
     const int64_t threads = to_integer(info[1], "threads");
     if (threads < 0 || threads > 4096) throw Error("ERR_ARGUMENT", "threads must be between 0 and 4096");
+    const std::string options = is_absent(info[2]) ? "" : to_text(info[2], "options");
     auto resource = std::make_shared<DeviceResource>(env, Engine::start(env));
     return resource->call(
         env, info.This().IsObject() ? info.This().As<Napi::Object>() : Napi::Object::New(env),
         std::make_shared<CancelFlag>(),
-        [slot = resource->device(), &table, threads](Cancel) {
-          slot->device = Device::open(table, static_cast<int32_t>(threads));
+        [slot = resource->device(), backend, options, threads](Cancel) {
+          slot->device = Device::open(backend_table(backend), static_cast<int32_t>(threads), options);
           return Done{};
         },
         [resource](Napi::Env e, Done&) { return wrap(e, Environment::of(e).device, resource); });

@@ -20,7 +20,7 @@ class DeviceResource final : public Resource {
 class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
  public:
   static void define(Napi::Env env);
-  // The module's function openDevice(backend, threads): Promise<Device>.
+  // The module's function openDevice(backend, threads, options): Promise<Device>.
   static Napi::Value open(const Napi::CallbackInfo& info);
 
   explicit DeviceObject(const Napi::CallbackInfo& info);

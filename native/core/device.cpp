@@ -2,13 +2,14 @@
 
 namespace duokv {
 
-std::shared_ptr<Device> Device::open(const ops::OpTable& table, int32_t threads) {
+std::shared_ptr<Device> Device::open(const ops::OpTable& table, int32_t threads, const std::string& options) {
   if (table.abi_version != ops::kAbiVersion)
     throw Error("ERR_DEVICE_UNAVAILABLE", std::string("backend '") + table.backend +
                                               "' has op list version " + std::to_string(table.abi_version) +
                                               ", this engine needs " + std::to_string(ops::kAbiVersion));
   ops::Device* handle = nullptr;
-  if (table.open("", threads, &handle) != ops::kOk) throw Error("ERR_DEVICE_UNAVAILABLE", table.last_error());
+  if (table.open(options.c_str(), threads, &handle) != ops::kOk)
+    throw Error("ERR_DEVICE_UNAVAILABLE", table.last_error());
   return std::shared_ptr<Device>(new Device(table, handle));
 }
 

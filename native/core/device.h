@@ -14,8 +14,10 @@ namespace duokv {
 
 class Device {
  public:
-  // `threads` 0: as many as the process may use. Throws ERR_DEVICE_UNAVAILABLE.
-  static std::shared_ptr<Device> open(const ops::OpTable& table, int32_t threads);
+  // `threads` 0: as many as the process may use; `options` as the table's `open` takes them. Throws
+  // ERR_DEVICE_UNAVAILABLE.
+  static std::shared_ptr<Device> open(const ops::OpTable& table, int32_t threads,
+                                      const std::string& options = "");
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

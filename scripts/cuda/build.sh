@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Compiles every kernel with nvcc for sm_80 and sm_90a, warnings and register spills as errors, links them, and links the
-# test programs that scripts/cuda/test.sh runs on a GPU.
+# Builds the CUDA backend, libduokv_cuda.so, with nvcc for sm_80 (and as PTX for later cards) and sm_90a, warnings and
+# register spills as errors, and links the test programs that scripts/cuda/test.sh runs on a GPU.
 #
 #   scripts/cuda/build.sh [output folder]          default: build/cuda
 #
+# The library also goes to build/Release, beside the addon, where `openDevice` looks for it.
+#
 # nvcc is $NVCC, else the one on the path, in $CUDA_HOME or in /usr/local/cuda, else that of pip's nvidia-cuda-nvcc in
-# the active Python environment. Headers and libraries come from the same toolkit, else from pip's nvidia-cuda-runtime
-# and nvidia-cuda-cccl. Without nvcc the script says so and succeeds: there is nothing to compile with.
-# DUOKV_REQUIRE_NVCC=1 makes that an error.
+# the active Python environment. Headers and libraries come from the same toolkit, else from pip's nvidia-cuda-runtime,
+# nvidia-cuda-cccl and nvidia-cublas (whose calls are compiled against its header, and opened at run time).
+# Without nvcc the script says so and succeeds: there is nothing to compile with. DUOKV_REQUIRE_NVCC=1 makes that an
+# error. DUOKV_CUDA_ARCH=90a (or 80, or "80 90a") restricts the architectures, for a quick build; DUOKV_JOBS sets how
+# many files are compiled at once, by default as many as there are cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-build/cuda}
@@ -18,8 +22,9 @@ wheel_folders() {
   python3 - <<'PYTHON'
 import glob, site, sys
 for folder in dict.fromkeys(site.getsitepackages() + sys.path):
-    for path in glob.glob(folder + '/nvidia/cu[0-9]*') + sorted(glob.glob(folder + '/nvidia/cuda_*')):
-        print(path)
+    for pattern in '/nvidia/cu[0-9]*', '/nvidia/cuda_*', '/nvidia/cublas':
+        for path in sorted(glob.glob(folder + pattern)):
+            print(path)
 PYTHON
 }
 mapfile -t wheels < <(wheel_folders)
@@ -37,42 +42,72 @@ if [ -z "$nvcc" ]; then
 fi
 
 mkdir -p "$out"
-flags=(-std=c++20 -O3 -lineinfo -Inative -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC
-  -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -t 2)
+flags=(-std=c++20 -O3 -lineinfo -Inative -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden)
+for arch in ${DUOKV_CUDA_ARCH:-80 90a}; do
+  codes=sm_$arch
+  [ "$arch" != 80 ] || codes=[sm_80,compute_80]
+  flags+=(-gencode "arch=compute_$arch,code=$codes")
+done
 link_flags=()
 # Wheels have lib where nvcc expects lib64.
 toolkit=$(dirname "$(dirname "$nvcc")")
 [ -d "$toolkit/lib64" ] || [ ! -d "$toolkit/lib" ] || link_flags+=(-L "$toolkit/lib")
 # nvcc knows its own toolkit's folders; a toolkit put together from wheels may keep headers elsewhere.
-echo '#include <cuda_runtime.h>' >"$out/probe.cu"
-if ! "$nvcc" -E "$out/probe.cu" -o /dev/null >/dev/null 2>&1; then
+finds() {
+  echo "#include <$1>" >"$out/probe.cu"
+  "$nvcc" "${flags[@]}" -E "$out/probe.cu" -o /dev/null >/dev/null 2>&1
+}
+if ! finds cuda_runtime.h || ! finds cublasLt.h; then
   for folder in "${wheels[@]}"; do
     [ -d "$folder/include" ] && flags+=(-isystem "$folder/include")
     [ -d "$folder/include/cccl" ] && flags+=(-isystem "$folder/include/cccl")
     [ -d "$folder/lib" ] && link_flags+=(-L "$folder/lib")
   done
-  if ! "$nvcc" "${flags[@]}" -E "$out/probe.cu" -o /dev/null >/dev/null 2>&1; then
-    echo "cuda build failed: $nvcc finds no cuda_runtime.h (pip install nvidia-cuda-runtime nvidia-cuda-cccl)" >&2
-    exit 1
-  fi
+  for header in cuda_runtime.h cublasLt.h; do
+    if ! finds $header; then
+      echo "cuda build failed: $nvcc finds no $header (pip install nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cublas)" >&2
+      exit 1
+    fi
+  done
 fi
 
 "$nvcc" --version | sed -n 's/^Cuda compilation tools, /nvcc /p'
-objects=()
-for source in native/cuda/*.cu native/cuda/test/*.cu; do
+# The largest files first, so that none of them is left for the end.
+mapfile -t sources < <(ls -S native/cuda/*.cu native/cuda/test/*.cu)
+compile() {
+  local source=$1 object limits=()
   object=$out/$(basename "$source" .cu).o
   # Tests are compiled too, to run on a GPU; only kernels that ship are held to the limits on spills.
-  limits=()
-  case $source in */test/*) ;; *) objects+=("$object") limits=(-Xptxas -v,--warn-on-spills,-Werror) ;; esac
-  echo "$source"
-  "$nvcc" "${flags[@]}" "${limits[@]}" -c "$source" -o "$object" >"$object.log" 2>&1 || {
+  [[ $source == */test/* ]] || limits=(-Xptxas -v,--warn-on-spills,-Werror)
+  local start=$SECONDS
+  if ! "$nvcc" "${flags[@]}" "${limits[@]}" -c "$source" -o "$object" >"$object.log" 2>&1; then
     cat "$object.log" >&2
-    exit 1
-  }
+    return 1
+  fi
+  echo "$source ($((SECONDS - start)) s)"
+}
+running=0
+for source in "${sources[@]}"; do
+  if [ $running -ge "${DUOKV_JOBS:-$(nproc)}" ]; then
+    wait -n
+    running=$((running - 1))
+  fi
+  compile "$source" &
+  running=$((running + 1))
 done
-"$nvcc" -shared -cudart static "${link_flags[@]}" "${objects[@]}" -o "$out/libduokv_kernels.so"
+while [ $running -gt 0 ]; do
+  wait -n
+  running=$((running - 1))
+done
+
+objects=()
+for source in native/cuda/*.cu; do objects+=("$out/$(basename "$source" .cu).o"); done
+"$nvcc" -shared -cudart static "${link_flags[@]}" -Xlinker -z,defs,--exclude-libs,ALL "${objects[@]}" \
+  -o "$out/libduokv_cuda.so"
 for test in native/cuda/test/*_test.cu; do
   name=$(basename "$test" .cu)
   "$nvcc" -cudart static "${link_flags[@]}" "$out/$name.o" "${objects[@]}" -o "$out/$name"
 done
-echo "linked $out/libduokv_kernels.so from ${#objects[@]} kernel files, and the test programs"
+mkdir -p build/Release
+cp "$out/libduokv_cuda.so" build/Release/
+echo "linked $out/libduokv_cuda.so from ${#objects[@]} files, and the test programs"

@@ -514,12 +514,11 @@ describe('bad input', () => {
         /backend is "gpu"; it must be one of auto, cpu, cuda, cuda:N/,
       ],
       [
-        'no such backend',
-        () => openDevice({ backend: 'cuda' }),
+        'no such card',
+        () => openDevice({ backend: 'cuda:9999' }),
         'ERR_DEVICE_UNAVAILABLE',
-        /this build has no CUDA backend/,
+        /backend 'cuda:9999'/,
       ],
-      ['no such card', () => openDevice({ backend: 'cuda:1' }), 'ERR_DEVICE_UNAVAILABLE', /backend 'cuda:1'/],
       ['no threads', () => openDevice({ threads: 0 }), 'ERR_ARGUMENT', /threads is 0/],
       [
         'unknown device option',

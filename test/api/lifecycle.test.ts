@@ -48,11 +48,30 @@ describe('lifecycle', () => {
     const before = memory.used;
     using model = await Model.create(device, small());
     assert.ok(device.info().memory.used >= before + 4 * model.parameterCount);
-    await using chosen = await openDevice({ threads: 1 });
-    assert.equal(chosen.info().threads, 1);
-    assert.equal(chosen.info().fallbacks[0]?.backend, 'cuda');
-    assert.match(chosen.info().fallbacks[0]?.why ?? '', /no CUDA backend/);
-    assert.match(chosen.info().reason, /auto/);
+  });
+
+  it('falls back to the CPU and says why', async () => {
+    const library = process.env.DUOKV_CUDA_LIBRARY;
+    process.env.DUOKV_CUDA_LIBRARY = '/nowhere/libduokv_cuda.so';
+    try {
+      await using chosen = await openDevice({ threads: 1 });
+      const { backend, reason, threads, fallbacks } = chosen.info();
+      assert.deepEqual([backend, threads], ['cpu', 1]);
+      assert.match(reason, /auto/);
+      assert.deepEqual(fallbacks, [
+        {
+          backend: 'cuda',
+          why: 'this installation has no CUDA library: /nowhere/libduokv_cuda.so does not exist',
+        },
+      ]);
+      const requested = () => openDevice({ backend: 'cuda' });
+      await rejectsWith('ERR_DEVICE_UNAVAILABLE', /^backend 'cuda': this installation has no/, requested);
+      process.env.DUOKV_CUDA_LIBRARY = process.execPath;
+      await rejectsWith('ERR_DEVICE_UNAVAILABLE', /^backend 'cuda': .*node/, requested);
+    } finally {
+      if (library === undefined) delete process.env.DUOKV_CUDA_LIBRARY;
+      else process.env.DUOKV_CUDA_LIBRARY = library;
+    }
   });
 
   it('refuses disposed objects, and disposes what belongs to them', async () => {
