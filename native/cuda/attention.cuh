@@ -41,13 +41,18 @@ DUOKV_DEVICE int entry_slot(const ops::BankRow& row, int position) {
 template <class T, int HeadDim, int Keys, int Stride, int Threads>
 DUOKV_DEVICE void copy_entries_async(T* tile, const T* base, const ops::BankRow& row, int64_t position_stride,
                                      int first, Span valid) {
-  constexpr int kWidth = 16 / static_cast<int>(sizeof(T)), kChunks = HeadDim / kWidth;
+  constexpr int kWidth = 16 / static_cast<int>(sizeof(T)), kChunks = HeadDim / kWidth,
+                kStep = Threads / kChunks;
+  static_assert(Threads % kChunks == 0);
+  const int key = static_cast<int>(threadIdx.x) / kChunks,
+            column = static_cast<int>(threadIdx.x) % kChunks * kWidth;
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x); i < Keys * kChunks; i += Threads) {
-    const int key = i / kChunks, column = i % kChunks * kWidth, position = first + key;
+  for (int i = 0; i < Keys; i += kStep) {
+    if (kStep > Keys && key >= Keys) break;
+    const int position = first + key + i;
     const bool seen = valid.contains(position);
     const T* source = seen ? base + entry_slot(row, position) * position_stride + column : base;
-    copy_async16(tile + key * Stride + column, source, seen);
+    copy_async16(tile + (key + i) * Stride + column, source, seen);
   }
 }
 
