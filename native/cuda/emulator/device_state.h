@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/emulator/memory.h"
@@ -35,6 +36,8 @@ using Nodes = std::vector<GraphNode>;
 // What a capture has recorded so far; shared by the streams that joined it.
 struct Capture {
   CUstream_st* origin;
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;  // that began it
   Nodes nodes;
   bool invalidated = false;
 };

@@ -57,14 +57,14 @@ Fault run_nodes(const Nodes& nodes) {
 
 using namespace duokv::simt;
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   const std::lock_guard lock(device().mutex);
   if (!stream) return fail(cudaErrorStreamCaptureUnsupported, "the legacy stream cannot be captured");
   if (const cudaError_t error = check_stream(stream, "cudaStreamBeginCapture"); error != cudaSuccess)
     return error;
   if (stream->capture)
     return fail(cudaErrorIllegalState, "cudaStreamBeginCapture: the stream is already being captured");
-  stream->capture = std::make_shared<Capture>(Capture{stream, {}, false});
+  stream->capture = std::make_shared<Capture>(Capture{stream, mode, std::this_thread::get_id(), {}, false});
   stream->tail.clear();
   device().captures.insert(stream->capture);
   return cudaSuccess;

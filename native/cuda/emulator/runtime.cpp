@@ -72,9 +72,14 @@ cudaError_t check_context() {
 cudaError_t check_no_capture(const char* call) {
   if (const cudaError_t error = check_context(); error != cudaSuccess) return error;
   cudaError_t result = cudaSuccess;
-  for (const auto& capture : device().captures)
+  for (const auto& capture : device().captures) {
+    const bool concerned =
+        capture->mode == cudaStreamCaptureModeGlobal ||
+        (capture->mode == cudaStreamCaptureModeThreadLocal && capture->thread == std::this_thread::get_id());
+    if (!concerned) continue;
     result = invalidate(*capture, cudaErrorStreamCaptureUnsupported,
                         std::string(call) + " while a stream is being captured");
+  }
   return result;
 }
 

@@ -1,6 +1,7 @@
 // The emulated runtime: launches and their limits, streams, events, copies, graphs and their capture, error
 // codes.
 #include <functional>
+#include <thread>
 
 #include "cuda/test/harness.h"
 
@@ -310,6 +311,23 @@ DUOKV_CASE(illegal_calls_end_a_capture) {
                "capturing the legacy stream");
   check(DUOKV_LAUNCH(append_kernel, 1, 1, 0, stream(), x.data(), 4));
   expect(only(x) == 4, "the stream works no more after a refused capture");
+}
+
+DUOKV_CASE(a_thread_local_capture_concerns_its_thread) {
+  cudaGraph_t graph = nullptr;
+  void* memory = nullptr;
+  check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
+  cudaError_t elsewhere = cudaErrorInvalidValue;
+  std::thread([&] {
+    elsewhere = cudaMalloc(&memory, 4);
+    if (elsewhere == cudaSuccess) elsewhere = cudaFree(memory);
+  }).join();
+  expect_error(elsewhere, cudaSuccess, "memory of another thread");
+  expect_error(cudaStreamEndCapture(stream(), &graph), cudaSuccess, "the capture beside it");
+  check(cudaGraphDestroy(graph));
+  check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
+  expect_error(cudaMalloc(&memory, 4), cudaErrorStreamCaptureUnsupported, "memory of this thread");
+  expect_error(cudaStreamEndCapture(stream(), &graph), cudaErrorStreamCaptureInvalidated, "its capture");
 }
 
 }  // namespace
