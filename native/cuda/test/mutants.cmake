@@ -99,3 +99,26 @@ duokv_mutant(adamw unclipped_square checked [[(gradient * gradient)]] [[(g * g)]
 duokv_mutant(adamw no_decay checked [[fmaf(f.decay, p, f.step * m / denominator)]] [[f.step * m / denominator]])
 duokv_mutant(adamw uncorrected_root checked [[fmaf(sqrtf(v), f.root, f.eps)]] [[sqrtf(v) + f.eps]])
 duokv_mutant(adamw swapped_elements checked [[gradient.y, first.y]] [[gradient.z, first.y]])
+
+duokv_mutant(cross_entropy row_bound checked [[Vector) return i < vocab ?]] [[Vector) return i <= vocab ?]])
+duokv_mutant(cross_entropy padding_counts checked [[const float none = -INFINITY;]] [[const float none = 0;]])
+duokv_mutant(cross_entropy sum_not_rescaled checked [[if (top > max) sum *=]] [[if (top > max + 1e3f) sum *=]])
+duokv_mutant(cross_entropy infinite_base checked [[max == -INFINITY ? 0.0f : max;]] [[max;]])
+duokv_mutant(cross_entropy lost_warp checked [[total = 0;
+  for (int i = 0; i < kWarps;]] [[total = 0;
+  for (int i = 1; i < kWarps;]])
+duokv_mutant(cross_entropy warps_on_their_own_base checked
+             [=[warp_sums[i] * expf(warp_maxima[i] - base)]=]
+             [=[warp_sums[i]]=])
+foreach(variant checked race)
+  duokv_mutant(cross_entropy barrier ${variant} [[  __syncthreads();
+]] "")
+endforeach()
+duokv_mutant(cross_entropy target_read_late race
+             [[static_cast<double>(target_logit) - sum.base]]
+             [[static_cast<double>(row[target]) - sum.base]])
+duokv_mutant(cross_entropy shifted_target checked [[hit = target - i;]] [[hit = target - i + 1;]])
+duokv_mutant(cross_entropy gradient_of_uncounted_rows checked [[if (scale != 0) {]] [[{]])
+duokv_mutant(cross_entropy store_bound checked [[if (i < vocab) store_gradient]] [[store_gradient]])
+duokv_mutant(cross_entropy alignment_unchecked checked [[vectorizable(args.vocab, {args.logits, args.dlogits})]]
+             [[args.vocab % 4 == 0]])
