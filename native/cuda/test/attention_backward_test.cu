@@ -132,7 +132,7 @@ DUOKV_CASE(documents_at_tile_edges) {
   for (const int32_t edge : {32, 64, 96}) {
     for_each_choice([&](size_t i) {
       const int32_t end = edge + static_cast<int32_t>((i + static_cast<size_t>(edge) / 32) % 3) - 1;
-      Problem p = causal_problem(rng, 1, 195, 1, 1, 64, 128);
+      Problem p = causal_problem(rng, 1, 167, 1, 1, 64, 128);
       for (int32_t t = end; t < p.queries; ++t) p.document_start[static_cast<size_t>(t)] = end;
       p.mode = kModes[(i + static_cast<size_t>(edge) / 16) % 3];
       compare("document of " + std::to_string(end), p);
@@ -155,7 +155,7 @@ DUOKV_CASE(windows_end_at_tile_edges) {
 
 DUOKV_CASE(gradients_accumulate) {
   Rng rng(4);
-  Problem p = causal_problem(rng, 2, 35, 2, 1, 64, 5);
+  Problem p = causal_problem(rng, 2, 35, 2, 1, 32, 5);
   p.mode = ProductMode::TF32x3;
   const Reference r = reference(p);
   const Gradients zero = differentiate(p, r), half = differentiate(p, r, 0.5f);
@@ -232,7 +232,7 @@ DUOKV_CASE(tf32x3_is_as_accurate_as_fp32) {
     constexpr float kScales[] = {1, 1e15f, 1e-15f};
     const float s = kScales[i];
     Rng rng(8);
-    Problem p = causal_problem(rng, 1, 197, 1, 1, 64, 0);
+    Problem p = causal_problem(rng, 1, 165, 1, 1, 64, 0);
     for (float& x : p.q) x = s * x;
     for (float& x : p.banks[0].rows[0].k) x /= s;
     for (float& x : p.banks[0].rows[0].v) x = s * (x + 1);

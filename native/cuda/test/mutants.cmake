@@ -122,3 +122,89 @@ duokv_mutant(cross_entropy gradient_of_uncounted_rows checked [[if (scale != 0) 
 duokv_mutant(cross_entropy store_bound checked [[if (i < vocab) store_gradient]] [[store_gradient]])
 duokv_mutant(cross_entropy alignment_unchecked checked [[vectorizable(args.vocab, {args.logits, args.dlogits})]]
              [[args.vocab % 4 == 0]])
+
+duokv_mutant(attention_backward key_tile_barrier checked [[    __syncthreads();  // the tile is there, and the other stage is no longer read
+    if (next]] [[    if (next]])
+duokv_mutant(attention_backward query_tile_barrier checked [[      __syncthreads();  // the tile is there, and the other stage is no longer read
+      if (tile]] [[      if (tile]])
+duokv_mutant(attention_backward bank_barrier race [[    __syncthreads();  // the bank before is no longer read
+]] "")
+duokv_mutant(attention_backward key_tile_not_waited_for checked [[    copy_async_wait<0>();
+    __syncthreads();  // the tile is there, and the other stage is no longer read
+    if (next]] [[    __syncthreads();
+    if (next]])
+duokv_mutant(attention_backward scratch_read_too_early race [[    __syncwarp();
+#pragma unroll 4]] [[#pragma unroll 4]])
+duokv_mutant(attention_backward scratch_written_too_early race [[    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i += 4)]] [[#pragma unroll
+    for (int i = 0; i < 16; i += 4)]])
+duokv_mutant(attention_backward swapped_lanes checked [[spread(g) + i % 4 / 2 * 8]] [[g + i % 4 / 2 * 8]])
+duokv_mutant(attention_backward swapped_columns checked [[8 * t + v % 2 * 4]] [[4 * t + v % 2 * 16]])
+duokv_mutant(attention_backward swapped_steps checked
+             [[pack_bf16(high[0], high[1]), pack_bf16(low[2], low[3])]]
+             [[pack_bf16(low[2], low[3]), pack_bf16(high[0], high[1])]])
+duokv_mutant(attention_backward accumulator_not_flushed checked
+             [[      mma_tf32x3_m16n8k16(sums[n], a.steps, right);]]
+             [[      for (int i = 0; i < 2; ++i) {
+        mma_tf32_m16n8k8(sums[n], a.steps[i].small, right[i].big, sums[n]);
+        mma_tf32_m16n8k8(sums[n], a.steps[i].big, right[i].small, sums[n]);
+        mma_tf32_m16n8k8(sums[n], a.steps[i].big, right[i].big, sums[n]);
+      }]])
+duokv_mutant(attention_backward lost_residual checked
+             [[      mma_tf32x3_m16n8k16(sums[n], a.steps, right);]]
+             [[      for (int i = 0; i < 2; ++i) {
+        float product[4] = {};
+        mma_tf32_m16n8k8(product, a.steps[i].small, right[i].big, product);
+        mma_tf32_m16n8k8(product, a.steps[i].big, right[i].big, product);
+        for (int j = 0; j < 4; ++j) sums[n][j] += product[j];
+      }]])
+duokv_mutant(attention_backward entry_of_the_query_itself_hidden checked [[entry <= last]] [[entry < last]])
+duokv_mutant(attention_backward first_entry_hidden checked [[terms.first <= entry]] [[terms.first < entry]])
+duokv_mutant(attention_backward first_reader_missed checked [[max(0, first - start)]] [[max(0, first - start + 1)]])
+duokv_mutant(attention_backward last_readers_missed checked
+             [[min(first + kOwnRows, stored_end) - 1)]]
+             [[min(first + kOwnRows, stored_end) - 2)]])
+duokv_mutant(attention_backward reader_bound checked [[probe < end && terms]] [[terms]])
+duokv_mutant(attention_backward earlier_tile_skipped checked
+             [[start + t + kTileRows - 1 < first_entry_of_warp]]
+             [[start + t < first_entry_of_warp]])
+duokv_mutant(attention_backward later_tile_skipped checked
+             [[>= first_entry_of_warp + kWarpRows)]]
+             [[>= first_entry_of_warp + kWarpRows - 1)]])
+duokv_mutant(attention_backward tile_before_the_window_skipped checked
+             [[warp_terms[0].first >= tile + kTileRows]]
+             [[warp_terms[0].first >= tile + kTileRows - 1]])
+duokv_mutant(attention_backward tile_at_the_end_skipped checked
+             [[position + kWarpRows - 1 < tile)]]
+             [[position < tile)]])
+duokv_mutant(attention_backward lost_delta checked [[(gradient - terms.delta)]] [[gradient]])
+duokv_mutant(attention_backward lone_entry_has_a_gradient checked [[seen == 1 ? 0 : a.scale]] [[a.scale]])
+duokv_mutant(attention_backward lost_bias checked [[{bias - lse,]] [[{-lse,]])
+duokv_mutant(attention_backward one_bank_in_the_softmax checked
+             [[larger : larger + log1pf(expf(smaller - larger))]]
+             [[larger : larger]])
+duokv_mutant(attention_backward not_accumulated checked
+             [[const float4 old = load4(address);]]
+             [[const float4 old = {};]])
+duokv_mutant(attention_backward wrong_kv_head checked
+             [[head * a.kv_heads / a.query_heads]]
+             [[head % a.kv_heads]])
+duokv_mutant(attention_backward lost_query_head checked [[kv_head * group + tile.head]] [[kv_head * group]])
+duokv_mutant(attention_backward own_entries_bound checked [[stored_end - first,]] [[kOwnRows,]])
+duokv_mutant(attention_backward tile_of_entries_bound checked
+             [[stored.first + stored.count - tile,]]
+             [[kTileRows,]])
+duokv_mutant(attention_backward tile_of_queries_bound checked [[queries - tile.t,]] [[kTileRows,]])
+duokv_mutant(attention_backward entry_bound checked [[entry >= stored_end || ]] "")
+duokv_mutant(attention_backward key_column_bound checked
+             [[entry >= stored_end || column >= a.head_dim]]
+             [[entry >= stored_end]])
+duokv_mutant(attention_backward query_bound checked [[query >= queries || column]] [[column]])
+duokv_mutant(attention_backward query_column_bound checked
+             [[query >= queries || column >= a.head_dim]]
+             [[query >= queries]])
+duokv_mutant(attention_backward padding_not_zero checked [[row < count && column < from.head_dim]] [[row < count]])
+duokv_mutant(attention_backward short_workspace checked
+             [[(a.bank_count * a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]]
+             [[(a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]])
