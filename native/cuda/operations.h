@@ -27,6 +27,24 @@ cudaError_t embedding_forward(const ops::EmbeddingArgs& args, cudaStream_t strea
 size_t embedding_backward_workspace(int64_t m, int64_t vocab);
 cudaError_t embedding_backward(const ops::EmbeddingBackwardArgs& args, void* workspace, cudaStream_t stream);
 
+cudaError_t rotary(const ops::RotaryArgs& args, cudaStream_t stream);
+
+cudaError_t cache_write(const ops::CacheWriteArgs& args, cudaStream_t stream);
+cudaError_t cache_read(const ops::CacheReadArgs& args, cudaStream_t stream);
+cudaError_t cache_copy(const ops::CacheCopyArgs& args, cudaStream_t stream);
+
+cudaError_t fuse_forward(const ops::FuseArgs& args, cudaStream_t stream);
+size_t fuse_backward_workspace(const ops::FuseBackwardArgs& args);
+cudaError_t fuse_backward(const ops::FuseBackwardArgs& args, void* workspace, cudaStream_t stream);
+
+cudaError_t suffix_rows(const ops::SuffixRowsArgs& args, cudaStream_t stream);
+cudaError_t add(const ops::AddArgs& args, cudaStream_t stream);
+
+// y [n] = x, rounded to nearest even.
+cudaError_t to_bf16(const float* x, int64_t n, bf16* y, cudaStream_t stream);
+// y [n] = residual + x; residual may be y, or null: 0.
+cudaError_t from_bf16(const bf16* x, int64_t n, const float* residual, float* y, cudaStream_t stream);
+
 cudaError_t rms_norm_forward(const ops::RmsNormArgs& args, cudaStream_t stream);
 // d is at most kMaxNormWidth.
 constexpr int64_t kMaxNormWidth = 8192;
@@ -58,6 +76,7 @@ cudaError_t cross_entropy(const CrossEntropyArgs& args, cudaStream_t stream);
 // Products of few rows, which stream the weights. weights[i] [n_i, k] is FP32, or BF16 with `bf16_weights`;
 // under BF16 operands that are FP32 are rounded on their way. A row's bits depend on nothing but the row.
 constexpr int64_t kSkinnyPositions = 4;  // per row, at most
+constexpr int64_t kSkinnyDepth = 40960;  // k, at most
 cudaError_t skinny_product(const ops::LinearArgs& args, const void* const weights[3], bool bf16_weights,
                            cudaStream_t stream);
 

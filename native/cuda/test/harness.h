@@ -133,6 +133,9 @@ inline bool expect_relative(const std::string& what, const std::vector<float>& g
                 limit);
 }
 
+inline double printable(double x) { return x; }
+inline double printable(bf16 x) { return static_cast<double>(__bfloat162float(x)); }
+
 template <class T>
 bool expect_equal(const std::string& what, const std::vector<T>& got, const std::vector<T>& reference) {
   if (!expect(got.size() == reference.size(), "%s: %zu values, expected %zu", what.c_str(), got.size(),
@@ -141,7 +144,7 @@ bool expect_equal(const std::string& what, const std::vector<T>& got, const std:
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::memcmp(&got[i], &reference[i], sizeof(T)) == 0) continue;
     return expect(false, "%s: element %zu differs: %.9g and %.9g", what.c_str(), i,
-                  static_cast<double>(got[i]), static_cast<double>(reference[i]));
+                  printable(got[i]), printable(reference[i]));
   }
   return true;
 }
