@@ -16,6 +16,7 @@
  * | `ERR_CHECKPOINT` | a checkpoint that is malformed, incomplete or of another model, or that the file system does not let be written |
  * | `ERR_DEVICE_MEMORY` | the device cannot hold what was asked for |
  * | `ERR_DEVICE_UNAVAILABLE` | the requested backend is not built, not installed, or has no device |
+ * | `ERR_DISTRIBUTED` | ranks that cannot find each other, or that differ; another rank has failed, which the message names |
  * | `ERR_STATE` | the object is in a state in which this call makes no sense, for example a paused session |
  * | `ERR_DISPOSED` | the object, or one it depends on, was disposed |
  * | `ERR_INTERNAL` | a broken invariant: please report it |
@@ -34,6 +35,7 @@ export type ErrorCode =
   | 'ERR_CHECKPOINT'
   | 'ERR_DEVICE_MEMORY'
   | 'ERR_DEVICE_UNAVAILABLE'
+  | 'ERR_DISTRIBUTED'
   | 'ERR_STATE'
   | 'ERR_DISPOSED'
   | 'ERR_INTERNAL';

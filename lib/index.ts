@@ -15,6 +15,7 @@ export type { Design } from './config.js';
 export * from './data/index.js';
 export { type BackendName, Device, type DeviceInfo, type DeviceOptions, openDevice } from './device.js';
 export { DuokvError, type ErrorCode } from './errors.js';
+export { Group, type GroupAddress, joinGroup } from './group.js';
 export { type CallOptions, type DocumentScore, Model, type Score } from './model.js';
 export type { PrecisionName, RouteName } from './native.js';
 export {
@@ -51,6 +52,7 @@ export {
 } from './session.js';
 export {
   type GradientResult,
+  type RankOptions,
   type ResolvedTrainerOptions,
   type StepResult,
   Trainer,

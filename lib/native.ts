@@ -154,6 +154,19 @@ export interface NativeTrainerOptions {
   finalFraction: number;
   clipNorm: number;
   microbatch: number;
+  bucketBytes: number;
+}
+
+export interface NativeGroup {
+  readonly rank: number;
+  readonly size: number;
+  readonly localRank: number;
+  readonly threads: number;
+  readonly description: string;
+  sum(values: Float64Array): Promise<Float64Array>;
+  broadcast(bytes: Uint8Array, root: number): Promise<Uint8Array>;
+  fail(reason: string): void;
+  close(): Promise<void>;
 }
 
 export interface NativeModel {
@@ -171,7 +184,10 @@ export interface NativeModel {
     precision: PrecisionName,
     cancellation?: NativeCancellation,
   ): Promise<Float32Array>;
-  createTrainer(options: NativeTrainerOptions): { trainer: NativeTrainer; ready: Promise<void> };
+  createTrainer(
+    options: NativeTrainerOptions,
+    group?: NativeGroup,
+  ): { trainer: NativeTrainer; ready: Promise<void> };
   createSession(
     batch: number,
     capacity: number,
@@ -202,6 +218,7 @@ export interface NativeTrainer {
     tokens: number;
     seconds: number;
   }>;
+  checkRanks(): Promise<void>;
   readState(kind: 'gradient' | 'm' | 'v', name: string): Promise<Float32Array>;
   writeState(kind: 'm' | 'v', name: string, values: Float32Array): Promise<void>;
   setUpdate(update: number): Promise<void>;
@@ -251,6 +268,8 @@ interface NativeAddon {
   readonly Cancellation: new () => NativeCancellation;
   /** `options`: of the CUDA backend, the card's index; else empty. */
   openDevice(backend: 'cpu' | 'cuda', threads: number, options?: string): Promise<NativeDevice>;
+  /** Without an address: through MPI. */
+  joinGroup(address?: { host: string; port: number; rank: number; size: number }): Promise<NativeGroup>;
   designPlan(config: unknown): DesignPlan;
   suffixes(config: unknown, positions: number, schedule: RouteName, suffix: number): SuffixTable;
   cacheBytes(config: unknown, batch: number, positions: number, precision: PrecisionName): CacheBytes;

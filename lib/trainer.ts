@@ -16,11 +16,24 @@ import { openCheckpoint, readJson, writeCheckpoint, writeJson } from './checkpoi
 import type { Device } from './device.js';
 import { openCurrent } from './directory.js';
 import { DuokvError } from './errors.js';
+import { Group } from './group.js';
 import { checkDevice, Model } from './model.js';
 import { callEngine, callNow, type NativeBatch, type NativeTrainer, type PrecisionName } from './native.js';
 import { SafetensorsFile, writeSafetensors } from './safetensors.js';
 
-export interface TrainerOptions {
+/** What a process's place among others asks for; no part of the training itself, so a checkpoint does not hold it. */
+export interface RankOptions {
+  /**
+   * The ranks that train together (default: this process alone). Every rank passes its own rows of each global batch,
+   * in any number and any microbatch, and makes the calls `step`, `gradients` and `save` of its trainer in the order in
+   * which the others make them.
+   */
+  readonly group?: Group;
+  /** Bytes of gradients that the ranks sum at once (default 25 MiB); the same on all. */
+  readonly bucketBytes?: number;
+}
+
+export interface TrainerOptions extends RankOptions {
   /** Default `fp32`. */
   readonly precision?: PrecisionName;
   /**
@@ -84,8 +97,19 @@ const STATE_FILE = 'trainer.json';
 const MOMENTS_FILE = 'trainer.safetensors';
 const FORMAT = 1;
 
+const OPTIONS = ['precision', 'optimizer', 'schedule', 'clipNorm', 'microbatch'];
+const BUCKET_BYTES = 25 * 2 ** 20;
+
+function checkRankOptions({ group, bucketBytes = BUCKET_BYTES }: RankOptions): number {
+  if (group !== undefined && !(group instanceof Group)) {
+    throw new DuokvError('ERR_ARGUMENT', `group must be a Group, not ${show(group)}`);
+  }
+  checkInteger(bucketBytes, 'bucketBytes', 4);
+  return bucketBytes;
+}
+
 function resolveOptions(options: unknown): ResolvedTrainerOptions {
-  checkOptions(options, 'options', ['precision', 'optimizer', 'schedule', 'clipNorm', 'microbatch']);
+  checkOptions(options, 'options', OPTIONS);
   const {
     precision = 'fp32',
     optimizer = {},
@@ -139,34 +163,49 @@ export class Trainer implements Disposable {
   readonly model: Model;
   readonly options: ResolvedTrainerOptions;
   readonly #native: NativeTrainer;
+  /** Undefined: one rank. */
+  readonly #group: Group | undefined;
 
-  private constructor(model: Model, options: ResolvedTrainerOptions, trainer: NativeTrainer) {
+  private constructor(
+    model: Model,
+    options: ResolvedTrainerOptions,
+    trainer: NativeTrainer,
+    group: Group | undefined,
+  ) {
     this.model = model;
     this.options = options;
     this.#native = trainer;
+    this.#group = group;
   }
 
   /** @internal */
   static of(model: Model, given: TrainerOptions): Trainer {
-    const options = resolveOptions(given);
+    checkOptions(given, 'options', [...OPTIONS, 'group', 'bucketBytes']);
+    const { group, bucketBytes, ...training } = given;
+    const options = resolveOptions(training);
+    const bucket = checkRankOptions(given);
     const { precision, optimizer, schedule, clipNorm, microbatch } = options;
     const { lr, betas, eps, weightDecay } = optimizer;
     const { trainer, ready } = callNow(() =>
-      model.native.createTrainer({
-        precision,
-        lr,
-        beta1: betas[0],
-        beta2: betas[1],
-        eps,
-        weightDecay,
-        ...schedule,
-        clipNorm,
-        microbatch,
-      }),
+      model.native.createTrainer(
+        {
+          precision,
+          lr,
+          beta1: betas[0],
+          beta2: betas[1],
+          eps,
+          weightDecay,
+          ...schedule,
+          clipNorm,
+          microbatch,
+          bucketBytes: bucket,
+        },
+        group?.native,
+      ),
     );
     // Every later call rejects with the same error.
     ready.catch(() => {});
-    return new Trainer(model, options, trainer);
+    return new Trainer(model, options, trainer, group !== undefined && group.size > 1 ? group : undefined);
   }
 
   /** Updates done. */
@@ -181,6 +220,16 @@ export class Trainer implements Disposable {
 
   get disposed(): boolean {
     return this.#native.disposed;
+  }
+
+  #checkCall(options: { readonly signal?: AbortSignal }): void {
+    checkCallOptions(options, ['signal']);
+    if (options.signal !== undefined && this.#group !== undefined) {
+      throw new DuokvError(
+        'ERR_ARGUMENT',
+        'options.signal: one rank cannot abort a call that all make; agree through group.sum to make no more',
+      );
+    }
   }
 
   #batch(batch: TargetBatch): NativeBatch {
@@ -199,8 +248,8 @@ export class Trainer implements Disposable {
 
   /**
    * Gradients of the mean loss over the valid targets of the whole batch; no update. Errors: `ERR_SHAPE`,
-   * `ERR_TOKEN_RANGE`, `ERR_DOCUMENT_IDS`, `ERR_NO_TARGETS`, `ERR_DEVICE_MEMORY`, `ERR_DISPOSED`; rejects
-   * with the signal's reason.
+   * `ERR_TOKEN_RANGE`, `ERR_DOCUMENT_IDS`, `ERR_NO_TARGETS`, `ERR_DEVICE_MEMORY`, `ERR_DISPOSED`,
+   * `ERR_DISTRIBUTED`; rejects with the signal's reason. With several ranks there is no signal.
    *
    * @example
    * const { loss, gradients } = await trainer.gradients(batch);
@@ -209,7 +258,7 @@ export class Trainer implements Disposable {
     batch: TargetBatch,
     options: { readonly signal?: AbortSignal } = {},
   ): Promise<GradientResult> {
-    checkCallOptions(options, ['signal']);
+    this.#checkCall(options);
     const input = this.#batch(batch);
     return this.model.lane.exclusive(async () => {
       const result = await callEngine(
@@ -227,13 +276,14 @@ export class Trainer implements Disposable {
 
   /**
    * One update from one global batch. A step that fails or is aborted changes nothing. Errors: as
-   * `gradients`, and `ERR_NOT_FINITE`.
+   * `gradients`, and `ERR_NOT_FINITE`. With several ranks, results are those of all ranks' rows, and the first
+   * step checks that all end with the same parameters.
    *
    * @example
    * const { update, loss } = await trainer.step(batch, { signal });
    */
   async step(batch: TargetBatch, options: { readonly signal?: AbortSignal } = {}): Promise<StepResult> {
-    checkCallOptions(options, ['signal']);
+    this.#checkCall(options);
     const input = this.#batch(batch);
     return this.model.lane.run(() =>
       callEngine((cancellation) => this.#native.step(input, cancellation), options.signal),
@@ -243,49 +293,70 @@ export class Trainer implements Disposable {
   /**
    * Writes model, moments, options and the number of updates to a directory that `Trainer.resume` continues
    * from bit for bit, and that `Model.load` reads as well. Crash-safe as `model.save`; steps called meanwhile
-   * wait.
+   * wait. With several ranks, rank 0 writes once all are seen to hold the same parameters (else
+   * `ERR_DISTRIBUTED`), and every rank's call resolves when it has.
    *
    * @example
    * await trainer.save('checkpoints/latest');
    */
   async save(directory: string): Promise<void> {
     checkDirectory(directory);
-    const { plan, native } = this.model;
-    return this.model.lane.exclusive(async () => {
-      // Ties the files of one save together: a model saved over another's leaves moments that are not its own.
-      const save = randomUUID();
-      const moments = (['m', 'v'] as const).flatMap((kind) =>
-        plan.parameters.map(({ name, shape }) => ({
-          name: `${kind}.${name}`,
-          shape,
-          dtype: 'F32' as const,
-          data: () => callEngine(() => this.#native.readState(kind, name)),
-        })),
-      );
-      await writeCheckpoint(directory, plan, (name) => callEngine(() => native.readTensor(name)), {
-        metadata: { 'duokv.save': save },
-        belongs: (name) => name === STATE_FILE || name === MOMENTS_FILE,
-        write: async (staging) => {
-          await writeSafetensors(join(staging, MOMENTS_FILE), moments, { 'duokv.save': save });
-          // Only now, as the steps called before this save have run by the time that a tensor was read.
-          const state = { format: FORMAT, save, update: this.update, options: this.options };
-          await writeJson(join(staging, STATE_FILE), state);
-        },
+    return this.model.lane.exclusive(() =>
+      this.#group === undefined ? this.#write(directory) : this.#writeOnRank0(directory, this.#group),
+    );
+  }
+
+  async #writeOnRank0(directory: string, group: Group): Promise<void> {
+    await callEngine(() => this.#native.checkRanks());
+    let failure: unknown;
+    if (group.rank === 0) {
+      await this.#write(directory).catch((error: unknown) => {
+        failure = error;
       });
+    }
+    const [failures] = await group.sum([failure === undefined ? 0 : 1]);
+    if (failure !== undefined) throw failure;
+    if (failures !== 0) throw new DuokvError('ERR_DISTRIBUTED', `rank 0 could not write ${directory}`);
+  }
+
+  async #write(directory: string): Promise<void> {
+    const { plan, native } = this.model;
+    // Ties the files of one save together: a model saved over another's leaves moments that are not its own.
+    const save = randomUUID();
+    const moments = (['m', 'v'] as const).flatMap((kind) =>
+      plan.parameters.map(({ name, shape }) => ({
+        name: `${kind}.${name}`,
+        shape,
+        dtype: 'F32' as const,
+        data: () => callEngine(() => this.#native.readState(kind, name)),
+      })),
+    );
+    await writeCheckpoint(directory, plan, (name) => callEngine(() => native.readTensor(name)), {
+      metadata: { 'duokv.save': save },
+      belongs: (name) => name === STATE_FILE || name === MOMENTS_FILE,
+      write: async (staging) => {
+        await writeSafetensors(join(staging, MOMENTS_FILE), moments, { 'duokv.save': save });
+        // Only now, as the steps called before this save have run by the time that a tensor was read.
+        const state = { format: FORMAT, save, update: this.update, options: this.options };
+        await writeJson(join(staging, STATE_FILE), state);
+      },
     });
   }
 
   /**
    * Loads what `trainer.save` wrote: a new model (`trainer.model`) and its trainer. Continuing gives the bits
-   * that an uninterrupted run gives on the same machine and thread count. Errors: `ERR_CHECKPOINT`,
-   * `ERR_DEVICE_MEMORY`.
+   * that an uninterrupted run gives on the same machine, thread count and number of ranks; another number of
+   * ranks continues it to rounding. Every rank loads it. Errors: `ERR_CHECKPOINT`, `ERR_DEVICE_MEMORY`,
+   * `ERR_DISTRIBUTED`.
    *
    * @example
    * using trainer = await Trainer.resume(device, 'checkpoints/latest');
    */
-  static async resume(device: Device, directory: string): Promise<Trainer> {
+  static async resume(device: Device, directory: string, ranks: RankOptions = {}): Promise<Trainer> {
     checkDevice(device);
     checkDirectory(directory);
+    checkOptions(ranks, 'ranks', ['group', 'bucketBytes']);
+    checkRankOptions(ranks);
     const { save, update, options } = await openCurrent(directory, STATE_FILE, readState);
     await using checkpoint = await openCheckpoint(directory);
     await using moments = await openCurrent(directory, MOMENTS_FILE, (path) => SafetensorsFile.open(path));
@@ -311,7 +382,7 @@ export class Trainer implements Disposable {
     }
     const model = await Model.of(device, checkpoint);
     try {
-      const trainer = Trainer.of(model, options);
+      const trainer = Trainer.of(model, { ...options, ...ranks });
       for (const kind of ['m', 'v'] as const) {
         for (const { name } of parameters) {
           const values = await moments.readFloat32(`${kind}.${name}`);

@@ -2,6 +2,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 
 import { PRECISIONS } from '../arguments.js';
 import { type BackendName, type Device, openDevice } from '../device.js';
+import type { Group } from '../group.js';
 import type { PrecisionName } from '../native.js';
 
 function parseNumber(text: string, accept: (value: number) => boolean, expected: string): number {
@@ -61,7 +62,11 @@ export function withDevice(command: Command): Command {
     .option('--threads <count>', 'compute threads (default: what the process may use)', positiveInteger);
 }
 
-export function openChosenDevice({ backend, threads }: DeviceFlags): Promise<Device> {
+/** With a group, by default this rank's share of the CPUs, and the card of its number among the machine's ranks. */
+export function openChosenDevice(flags: DeviceFlags, group?: Group): Promise<Device> {
+  const several = group !== undefined && group.size > 1;
+  const backend = several && flags.backend === 'cuda' ? (`cuda:${group.localRank}` as const) : flags.backend;
+  const threads = flags.threads ?? group?.threads;
   return openDevice(threads === undefined ? { backend } : { backend, threads });
 }
 

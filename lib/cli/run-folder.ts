@@ -48,16 +48,20 @@ export async function findCheckpoint(path: string): Promise<string> {
  *     checkpoint/      model, optimiser and tokenizer as last saved; `trainer.save` replaces it at once
  *     run.json         what was asked for and what the data was; there from the moment the run can be resumed
  *     metrics.jsonl    one line per update and per evaluation
+ *
+ * Of several ranks one `writes`; the others' folder is for reading.
  */
 export class RunFolder<Settings extends object> {
   readonly path: string;
   readonly checkpoint: string;
   readonly settings: Settings;
+  readonly #writes: boolean;
 
-  private constructor(path: string, settings: Settings) {
+  private constructor(path: string, settings: Settings, writes: boolean) {
     this.path = path;
     this.checkpoint = join(path, CHECKPOINT);
     this.settings = settings;
+    this.#writes = writes;
   }
 
   /** Errors: `ERR_ARGUMENT` where the folder already has a run. */
@@ -76,14 +80,19 @@ export class RunFolder<Settings extends object> {
     settings: Settings,
     trainer: Trainer,
     tokenizer: Tokenizer,
+    writes: boolean,
   ): Promise<RunFolder<Settings>> {
-    await RunFolder.check(path);
-    await mkdir(path, { recursive: true });
-    const folder = new RunFolder(path, settings);
+    if (writes) {
+      await RunFolder.check(path);
+      await mkdir(path, { recursive: true });
+    }
+    const folder = new RunFolder(path, settings, writes);
     await trainer.save(folder.checkpoint);
-    await saveTokenizer(folder.checkpoint, tokenizer);
-    await rm(join(path, METRICS_FILE), { force: true });
-    await writeJson(join(path, RUN_FILE), settings);
+    if (writes) {
+      await saveTokenizer(folder.checkpoint, tokenizer);
+      await rm(join(path, METRICS_FILE), { force: true });
+      await writeJson(join(path, RUN_FILE), settings);
+    }
     return folder;
   }
 
@@ -94,21 +103,25 @@ export class RunFolder<Settings extends object> {
   static async open<Settings extends object>(
     path: string,
     check: (file: string, json: Record<string, unknown>) => Settings,
+    writes: boolean,
   ): Promise<RunFolder<Settings>> {
     const file = join(path, RUN_FILE);
     if (!(await exists(file))) throw new DuokvError('ERR_CHECKPOINT', `${file}: does not exist`);
-    return new RunFolder(path, check(file, await readJson(file, 'ERR_DATA')));
+    return new RunFolder(path, check(file, await readJson(file, 'ERR_DATA')), writes);
   }
 
   async appendMetrics(record: MetricsRecord): Promise<void> {
+    if (!this.#writes) return;
     await appendFile(join(this.path, METRICS_FILE), `${JSON.stringify(record)}\n`);
   }
 
   /**
    * Drops metrics of updates after `update`: those that a crash left behind, and that a resumed run does again.
-   * Returns the others. Errors: `ERR_DATA` naming the first line that is no record; the file stays as it was.
+   * Returns the others, or none where this rank writes nothing. Errors: `ERR_DATA` naming the first line that is no
+   * record; the file stays as it was.
    */
   async truncateMetrics(update: number): Promise<MetricsRecord[]> {
+    if (!this.#writes) return [];
     const path = join(this.path, METRICS_FILE);
     const text = await readFile(path, 'utf8').catch(() => '');
     // A line is whole only with its newline.

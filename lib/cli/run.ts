@@ -39,7 +39,7 @@ export function toJson(value: unknown): string {
 
 /**
  * Makes `handler` the action of `command`: adds --json, connects signals, prints the returned value as the one JSON
- * document under --json, and turns errors into a line on stderr and an exit code.
+ * document under --json (nothing if there is none), and turns errors into a line on stderr and an exit code.
  */
 export function defineAction<Options extends object, Arguments extends unknown[]>(
   command: Command,
@@ -68,7 +68,7 @@ export function defineAction<Options extends object, Arguments extends unknown[]
       };
       try {
         const value = await handler(context, options, ...args);
-        if (json) process.stdout.write(`${toJson(value)}\n`);
+        if (json && value !== undefined) process.stdout.write(`${toJson(value)}\n`);
       } catch (error) {
         if (!(caught !== undefined && (error as Error).name === 'AbortError')) {
           reportError(error);

@@ -13,6 +13,7 @@ import {
 } from '../data/corpus.js';
 import { byteTokenizer, loadCheckpointTokenizer, loadTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { DuokvError } from '../errors.js';
+import type { Group } from '../group.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
 import { Trainer } from '../trainer.js';
@@ -28,6 +29,7 @@ import {
   withPrecision,
 } from './options.js';
 import { formatCount, formatSeconds, type Progress, withProgress } from './output.js';
+import { asRank, stopRequested } from './ranks.js';
 import { type Context, defineAction, UsageError } from './run.js';
 import { type MetricsRecord, RunFolder } from './run-folder.js';
 import { checkRunSettings, type RunSettings } from './run-settings.js';
@@ -90,15 +92,16 @@ class WindowSchedule {
     return Math.floor(this.#corpus.windows / this.#batch);
   }
 
-  /** The batch of update `update`, counted from 1. */
-  at(update: number): WindowBatch {
+  /** The part of `group`'s rank in the batch of update `update`, counted from 1: the ranks divide its windows in order. */
+  at(update: number, { rank, size }: Group): WindowBatch {
     const epoch = Math.floor((update - 1) / this.updatesPerEpoch);
     if (epoch !== this.#epoch) {
       this.#order = windowOrder(this.#corpus.windows, this.#seed, epoch);
       this.#epoch = epoch;
     }
     const begin = (update - 1 - epoch * this.updatesPerEpoch) * this.#batch;
-    return this.#corpus.batch(this.#order.subarray(begin, begin + this.#batch));
+    const share = (ranks: number) => begin + Math.floor((this.#batch * ranks) / size);
+    return this.#corpus.batch(this.#order.subarray(share(rank), share(rank + 1)));
   }
 }
 
@@ -113,19 +116,23 @@ interface Evaluation {
 /** Trains from where `trainer` stands to the run's last update, or until the signal, and saves either way. */
 async function runUpdates(
   context: Context,
+  group: Group,
   folder: RunFolder<RunSettings>,
   trainer: Trainer,
   { corpus, heldOut }: { corpus: WindowCorpus; heldOut: TokenDocument[] },
   recorded: readonly MetricsRecord[],
 ) {
   const { settings } = folder;
-  const { signal } = context;
+  // Several ranks can only stop together, between two updates.
+  const signal = group.size === 1 ? context.signal : new AbortController().signal;
   const schedule = new WindowSchedule(corpus, settings.batch, settings.seed);
   const began = performance.now();
   const last: { loss: number | null; evaluation: Evaluation | null } = {
     loss: null,
-    evaluation: (recorded.findLast(({ heldOut: result }) => result !== undefined)?.['heldOut'] ??
-      null) as Evaluation | null,
+    evaluation: await group.broadcast(
+      (recorded.findLast(({ heldOut: result }) => result !== undefined)?.['heldOut'] ??
+        null) as Evaluation | null,
+    ),
   };
 
   function isEvaluationDue(): boolean {
@@ -136,23 +143,28 @@ async function runUpdates(
   async function evaluate(): Promise<void> {
     const { update } = trainer;
     const { context: length, microbatch: rows, precision } = settings;
-    const { nll, targets } = await scoreDocuments(trainer.model, heldOut, {
-      context: length,
-      rows,
-      precision,
-      signal,
-    });
+    const share = heldOut.filter((_, document) => document % group.size === group.rank);
+    const scored = await scoreDocuments(trainer.model, share, { context: length, rows, precision, signal });
+    const [nll, targets] = (await group.sum([scored.nll, scored.targets])) as [number, number];
     const mean = nll / targets;
     last.evaluation = { update, nll: mean, targets, perplexity: Math.exp(mean) };
     await folder.appendMetrics({ update, heldOut: last.evaluation });
   }
+  let interrupted = false;
   async function train(progress: Progress): Promise<void> {
     progress.update(trainer.update);
     for (;;) {
+      if (group.size > 1 && (await stopRequested(group, context.signal))) {
+        interrupted = true;
+        return;
+      }
       // Before the next update, so that a run that was interrupted here evaluates when it is resumed.
       if (isEvaluationDue()) await evaluate();
       if (trainer.update === settings.updates) return;
-      const { update, ...step } = await trainer.step(schedule.at(trainer.update + 1), { signal });
+      const { update, ...step } = await trainer.step(
+        schedule.at(trainer.update + 1, group),
+        group.size === 1 ? { signal } : {},
+      );
       const tokensPerSecond = step.tokens / step.seconds;
       last.loss = step.loss;
       await folder.appendMetrics({ update, ...step, tokensPerSecond });
@@ -167,7 +179,6 @@ async function runUpdates(
     }
   }
 
-  let interrupted = false;
   try {
     await withProgress('training', settings.updates, train);
   } catch (error) {
@@ -198,6 +209,7 @@ async function runUpdates(
     checkpoint: folder.checkpoint,
     update: trainer.update,
     updates: settings.updates,
+    ranks: group.size,
     interrupted,
     loss,
     heldOut: evaluation,
@@ -220,16 +232,18 @@ function chooseTokenizer(options: TrainOptions): Promise<Tokenizer> | Tokenizer 
   });
 }
 
-async function startRun(context: Context, text: string | undefined, options: TrainOptions) {
+async function startRun(context: Context, group: Group, text: string | undefined, options: TrainOptions) {
   if (text === undefined)
     throw new UsageError('no text: name a folder of text files, a .jsonl file or a text file');
   if (options.out === undefined) throw new UsageError('no --out folder for checkpoints and metrics');
-  await RunFolder.check(options.out);
+  if (group.rank === 0) await RunFolder.check(options.out);
   const tokenizer = await chooseTokenizer(options);
   const config = await configFromOptions(options, tokenizer.vocab);
   const microbatch = options.microbatch ?? Math.min(options.batch, 4);
   if (microbatch > options.batch)
     throw new UsageError(`--microbatch ${microbatch} is larger than --batch ${options.batch}`);
+  if (options.batch < group.size)
+    throw new UsageError(`--batch ${options.batch} gives some of the ${group.size} ranks nothing to do`);
   const { corpus, heldOut, documents, empty } = await readText(text, tokenizer, options);
   if (options.evalEvery !== undefined && heldOut.length === 0) {
     throw new UsageError(
@@ -245,7 +259,7 @@ async function startRun(context: Context, text: string | undefined, options: Tra
         `--epochs ${Math.ceil((updates * options.epochs) / available)} would be enough`,
     );
   }
-  const settings: RunSettings = {
+  const settings: RunSettings = await group.broadcast({
     text: resolve(text),
     config,
     context: options.context,
@@ -271,35 +285,37 @@ async function startRun(context: Context, text: string | undefined, options: Tra
       orderHash: orderHash(windowOrder(corpus.windows, options.seed)),
     },
     machine: describeMachine(),
-  };
-  await using device = await openChosenDevice(options);
-  const model = await Model.create(device, config, { seed: settings.seed });
-  using trainer = trainerFor(model, settings);
-  const folder = await RunFolder.create(options.out, settings, trainer, tokenizer);
+  });
+  checkText(text, corpus, settings);
+  await using device = await openChosenDevice(options, group);
+  const model = await Model.create(device, settings.config, { seed: settings.seed });
+  using trainer = trainerFor(model, settings, group);
+  const folder = await RunFolder.create(options.out, settings, trainer, tokenizer, group.rank === 0);
   context.print(
     `Training ${formatCount(model.parameterCount)} parameters on ${formatCount(settings.data.tokens)} tokens of ` +
-      `${formatCount(documents)} documents, ${heldOut.length} held out`,
+      `${formatCount(documents)} documents, ${heldOut.length} held out${group.size === 1 ? '' : `; ${group.description}`}`,
   );
-  return await runUpdates(context, folder, trainer, { corpus, heldOut }, []);
+  return await runUpdates(context, group, folder, trainer, { corpus, heldOut }, []);
 }
 
 async function resumeRun(
   context: Context,
+  group: Group,
   text: string | undefined,
   options: TrainOptions & { resume: string },
 ) {
-  const folder = await RunFolder.open(options.resume, checkRunSettings);
+  const folder = await RunFolder.open(options.resume, checkRunSettings, group.rank === 0);
   const { settings } = folder;
   const tokenizer = await loadCheckpointTokenizer(folder.checkpoint);
   const { corpus, heldOut } = await readText(text ?? settings.text, tokenizer, settings);
-  if (corpus.hash() !== settings.data.streamHash) {
-    throw new DuokvError(
-      'ERR_DATA',
-      `${text ?? settings.text}: is not the text that ${options.resume} was trained on`,
+  checkText(text ?? settings.text, corpus, settings);
+  if (settings.batch < group.size) {
+    throw new UsageError(
+      `the run's ${settings.batch} windows give some of the ${group.size} ranks nothing to do`,
     );
   }
-  await using device = await openChosenDevice(options);
-  using trainer = await Trainer.resume(device, folder.checkpoint);
+  await using device = await openChosenDevice(options, group);
+  using trainer = await Trainer.resume(device, folder.checkpoint, { group });
   if (trainer.update > settings.updates) {
     throw new DuokvError(
       'ERR_ARGUMENT',
@@ -307,12 +323,22 @@ async function resumeRun(
     );
   }
   const recorded = await folder.truncateMetrics(trainer.update);
-  context.print(`Resuming after ${trainer.update} of ${settings.updates} updates`);
-  return await runUpdates(context, folder, trainer, { corpus, heldOut }, recorded);
+  context.print(
+    `Resuming after ${trainer.update} of ${settings.updates} updates${group.size === 1 ? '' : `; ${group.description}`}`,
+  );
+  return await runUpdates(context, group, folder, trainer, { corpus, heldOut }, recorded);
 }
 
-function trainerFor(model: Model, settings: RunSettings): Trainer {
+/** Errors: `ERR_DATA` where this rank, or a resumed run, reads another text than the run's. */
+function checkText(text: string, corpus: WindowCorpus, settings: RunSettings): void {
+  if (corpus.hash() !== settings.data.streamHash) {
+    throw new DuokvError('ERR_DATA', `${text}: is not the text that the run is trained on`);
+  }
+}
+
+function trainerFor(model: Model, settings: RunSettings, group: Group): Trainer {
   return model.trainer({
+    group,
     precision: settings.precision,
     optimizer: { lr: settings.lr },
     schedule: { warmup: settings.warmup, total: settings.updates },
@@ -372,13 +398,15 @@ export function trainCommand(): Command {
   withPrecision(withDevice(withConfig(command)), 'fp32');
   return defineAction<TrainOptions, [string | undefined]>(command, async (context, options, text) => {
     const { resume } = options;
-    if (resume === undefined) return startRun(context, text, options);
+    if (resume === undefined) {
+      return asRank(context, (rank, group) => startRun(rank, group, text, options));
+    }
     for (const option of command.options) {
       const name = option.attributeName();
       if (command.getOptionValueSource(name) === 'cli' && !RESUME_OPTIONS.has(name)) {
         throw new UsageError(`${option.long} is part of the run and cannot change with --resume`);
       }
     }
-    return resumeRun(context, text, { ...options, resume });
+    return asRank(context, (rank, group) => resumeRun(rank, group, text, { ...options, resume }));
   });
 }

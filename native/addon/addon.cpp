@@ -2,6 +2,7 @@
 #include "addon/cancellation.h"
 #include "addon/device_object.h"
 #include "addon/environment.h"
+#include "addon/group_object.h"
 #include "addon/model_object.h"
 #include "addon/plan_functions.h"
 #include "addon/session_object.h"
@@ -25,8 +26,10 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   ModelObject::define(env);
   TrainerObject::define(env);
   SessionObject::define(env);
+  GroupObject::define(env);
   define_plan_functions(env, exports);
   exports.Set("openDevice", Napi::Function::New<DeviceObject::open>(env, "openDevice"));
+  exports.Set("joinGroup", Napi::Function::New<GroupObject::join>(env, "joinGroup"));
   exports.Set("liveResources", Napi::Function::New<live_resources>(env, "liveResources"));
   return exports;
 }

@@ -8,7 +8,7 @@
 namespace duokv::addon {
 
 struct Environment {
-  Napi::FunctionReference device, model, trainer, session, cancellation;
+  Napi::FunctionReference device, model, trainer, session, group, cancellation;
   Napi::FunctionReference float32_array, bigint64_array;
   int64_t live_resources = 0;  // not yet disposed or collected
 

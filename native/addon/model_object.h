@@ -38,8 +38,8 @@ class ModelResource final : public Resource {
 };
 
 // A model. JavaScript: bytes, disposed, readTensor(name), writeTensor(name, values), logits(batch, precision,
-// cancellation), tokenNll(batch, precision, cancellation), createTrainer(options), createSession(options),
-// dispose().
+// cancellation), tokenNll(batch, precision, cancellation), createTrainer(options, group),
+// createSession(options), dispose().
 class ModelObject : public Napi::ObjectWrap<ModelObject> {
  public:
   static void define(Napi::Env env);

@@ -19,6 +19,7 @@ TrainerOptions to_options(Napi::Value value) {
   options.schedule = {integer("warmup"), integer("total"), number("finalFraction")};
   options.clip_norm = number("clipNorm");
   options.microbatch = integer("microbatch");
+  options.bucket_bytes = integer("bucketBytes");
   return options;
 }
 
@@ -36,6 +37,7 @@ void TrainerObject::define(Napi::Env env) {
   Environment::of(env).trainer = Napi::Persistent(DefineClass(
       env, "NativeTrainer",
       {InstanceMethod<&TrainerObject::gradients>("gradients"), InstanceMethod<&TrainerObject::step>("step"),
+       InstanceMethod<&TrainerObject::check_ranks>("checkRanks"),
        InstanceMethod<&TrainerObject::read_state>("readState"),
        InstanceMethod<&TrainerObject::write_state>("writeState"),
        InstanceMethod<&TrainerObject::set_update>("setUpdate"),
@@ -49,16 +51,19 @@ Napi::Value TrainerObject::create(const Napi::CallbackInfo& info,
   const Napi::Env env = info.Env();
   model->require_live();
   const TrainerOptions options = to_options(info[0]);
-  auto resource = std::make_shared<TrainerResource>(env, model);
+  std::shared_ptr<GroupResource> group;
+  if (!is_absent(info[1])) group = GroupObject::resource_of(info[1]);
+  auto resource = std::make_shared<TrainerResource>(env, model, group);
   model->adopt(resource);
   const Napi::Object trainer = wrap(env, Environment::of(env).trainer, resource);
   Napi::Object result = Napi::Object::New(env);
   result.Set("trainer", trainer);
   result.Set("ready", resource->call(
                           env, trainer, std::make_shared<CancelFlag>(),
-                          [slot = resource->slot, model_slot = model->slot, options](Cancel) {
+                          [slot = resource->slot, model_slot = model->slot, options, group](Cancel) {
                             try {
-                              slot->trainer = std::make_unique<Trainer>(model_slot->model, options);
+                              slot->trainer = std::make_unique<Trainer>(model_slot->model, options,
+                                                                        group ? group->slot->group : nullptr);
                             } catch (...) {
                               slot->failure = current_failure();
                               throw;
@@ -122,6 +127,19 @@ Napi::Value TrainerObject::step(const Napi::CallbackInfo& info) {
           result.Set("seconds", step.seconds);
           return result;
         });
+  });
+}
+
+Napi::Value TrainerObject::check_ranks(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&]() -> Napi::Value {
+    resource_->require_live();
+    return resource_->call(
+        info.Env(), receiver(info), std::make_shared<CancelFlag>(),
+        [slot = resource_->slot](Cancel) {
+          slot->get().check_ranks();
+          return Done{};
+        },
+        Undefined());
   });
 }
 

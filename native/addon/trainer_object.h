@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 
+#include "addon/group_object.h"
 #include "addon/model_object.h"
 #include "core/trainer.h"
 
@@ -26,11 +27,12 @@ struct TrainerSlot {
 
 class TrainerResource final : public Resource {
  public:
-  explicit TrainerResource(Napi::Env env, std::shared_ptr<ModelResource> model)
-      : Resource(env, model, "trainer"), model(std::move(model)) {}
+  TrainerResource(Napi::Env env, std::shared_ptr<ModelResource> model, std::shared_ptr<GroupResource> group)
+      : Resource(env, model, "trainer"), model(std::move(model)), group(std::move(group)) {}
   ~TrainerResource() override { retire(); }
 
   const std::shared_ptr<ModelResource> model;
+  const std::shared_ptr<GroupResource> group;  // null: one rank
   const std::shared_ptr<TrainerSlot> slot = std::make_shared<TrainerSlot>();
 
  protected:
@@ -41,12 +43,12 @@ class TrainerResource final : public Resource {
 };
 
 // A trainer. JavaScript: disposed, bytes, update, gradients(batch, cancellation), step(batch, cancellation),
-// readState(kind, name), writeState(kind, name, values), setUpdate(update), dispose().
+// checkRanks(), readState(kind, name), writeState(kind, name, values), setUpdate(update), dispose().
 class TrainerObject : public Napi::ObjectWrap<TrainerObject> {
  public:
   static void define(Napi::Env env);
-  // model.createTrainer(options): { trainer, ready }. The object exists at once; its memory once `ready` has
-  // settled.
+  // model.createTrainer(options, group): { trainer, ready }. The object exists at once; its memory once
+  // `ready` has settled.
   static Napi::Value create(const Napi::CallbackInfo& info, const std::shared_ptr<ModelResource>& model);
 
   explicit TrainerObject(const Napi::CallbackInfo& info);
@@ -54,6 +56,7 @@ class TrainerObject : public Napi::ObjectWrap<TrainerObject> {
  private:
   Napi::Value gradients(const Napi::CallbackInfo& info);
   Napi::Value step(const Napi::CallbackInfo& info);
+  Napi::Value check_ranks(const Napi::CallbackInfo& info);
   Napi::Value read_state(const Napi::CallbackInfo& info);
   Napi::Value write_state(const Napi::CallbackInfo& info);
   Napi::Value set_update(const Napi::CallbackInfo& info);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
@@ -108,9 +109,9 @@ float* run_layers(const Pass& pass, const int32_t* tokens, Tape* tape);
 
 // Gradients of the stack, accumulated into the arena `gradients` (laid out as the parameters). `dx` [M, d] is
 // the gradient of the last layer's output, and is used up. The pass is the one that filled the tape, over
-// `TrainingBanks`.
+// `TrainingBanks`. `layer_done`, which may be empty, is called as each layer's part has been queued.
 void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& tape, float* dx,
-                         float* gradients);
+                         float* gradients, const std::function<void(int64_t layer)>& layer_done);
 
 // Banks of a pass without a cache: every row starts empty, all positions are projected, and the entries stay
 // where the projections put them, token-major FP32.

@@ -24,7 +24,7 @@ class Backward {
         m_(pass.positions.batch() * pass.positions.count()),
         where_(pass.positions.suffix(pass.positions.count())) {}
 
-  void run(const int32_t* tokens, float* dx) {
+  void run(const int32_t* tokens, float* dx, const std::function<void(int64_t)>& layer_done) {
     const WorkspaceScope scope(pass_.workspace);
     const int64_t entries = m_ * config_.kv_width();
     for (size_t b = 0; b < plan_.banks.size(); ++b) {
@@ -42,6 +42,7 @@ class Backward {
       feed_forward(plan, kept, dx);
       read -= plan.reads.size();
       attention(plan, kept, &tape_.reads[read], dx);
+      if (layer_done) layer_done(static_cast<int64_t>(i));
     }
     device_.run(&OpTable::embedding_backward,
                 {tokens, m_, config_.hidden, config_.vocab, dx, gradient(plan_.embedding)});
@@ -204,8 +205,8 @@ class Backward {
 }  // namespace
 
 void run_layers_backward(const Pass& pass, const int32_t* tokens, const Tape& tape, float* dx,
-                         float* gradients) {
-  Backward(pass, tape, gradients).run(tokens, dx);
+                         float* gradients, const std::function<void(int64_t layer)>& layer_done) {
+  Backward(pass, tape, gradients).run(tokens, dx, layer_done);
 }
 
 }  // namespace duokv

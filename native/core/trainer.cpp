@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
+#include <functional>
 #include <numbers>
 
 #include "core/batch.h"
 #include "core/layers.h"
+#include "dist/hash.h"
 
 namespace duokv {
 
@@ -25,11 +28,13 @@ double learning_rate(const OptimizerOptions& optimizer, const ScheduleOptions& s
 
 namespace {
 
+constexpr int64_t kFloat = sizeof(float);
+
 void require(bool legal, const std::string& key, const std::string& value, const std::string& rule) {
   if (!legal) throw Error("ERR_CONFIG", key + " is " + value + "; it must be " + rule);
 }
 
-void check_options(const TrainerOptions& o) {
+const TrainerOptions& checked(const TrainerOptions& o) {
   const auto at_least_zero = [](double x) { return std::isfinite(x) && x >= 0; };
   require(at_least_zero(o.optimizer.lr), "optimizer.lr", std::to_string(o.optimizer.lr),
           "a number of at least 0");
@@ -44,33 +49,63 @@ void check_options(const TrainerOptions& o) {
   require(at_least_zero(o.clip_norm), "clipNorm", std::to_string(o.clip_norm),
           "a number of at least 0 (0: no clipping)");
   require(o.microbatch >= 1, "microbatch", std::to_string(o.microbatch), "at least 1");
+  require(o.bucket_bytes >= kFloat, "bucketBytes", std::to_string(o.bucket_bytes), "at least 4");
   require(o.schedule.warmup >= 0, "schedule.warmup", std::to_string(o.schedule.warmup), "at least 0");
   require(o.schedule.total == 0 || o.schedule.total >= o.schedule.warmup, "schedule.total",
           std::to_string(o.schedule.total), "0 or at least schedule.warmup");
   require(o.schedule.final_fraction >= 0 && o.schedule.final_fraction <= 1, "schedule.finalFraction",
           std::to_string(o.schedule.final_fraction), "in [0, 1]");
+  return o;
 }
 
-constexpr int64_t kFloat = sizeof(float);
+// Of what decides how an update changes the parameters: ranks that differ in it would drift apart.
+int64_t fingerprint(const Model& model, const TrainerOptions& o, int64_t update) {
+  const double numbers[] = {o.optimizer.lr,
+                            o.optimizer.beta1,
+                            o.optimizer.beta2,
+                            o.optimizer.eps,
+                            o.optimizer.weight_decay,
+                            static_cast<double>(o.schedule.warmup),
+                            static_cast<double>(o.schedule.total),
+                            o.schedule.final_fraction,
+                            o.clip_norm,
+                            static_cast<double>(o.bucket_bytes),
+                            static_cast<double>(o.precision.linear),
+                            static_cast<double>(o.precision.attention),
+                            static_cast<double>(update)};
+  int64_t hash = dist::hash_bytes(numbers, sizeof numbers);
+  for (const Parameter& p : model.plan().parameters) {
+    hash = dist::hash_bytes(p.name.data(), p.name.size(), hash);
+    hash = dist::hash_bytes(&p.elements, sizeof p.elements, hash);
+  }
+  const std::string backend = model.device()->table().backend;
+  return dist::hash_bytes(backend.data(), backend.size(), hash);
+}
 
 }  // namespace
 
-Trainer::Trainer(std::shared_ptr<Model> model, const TrainerOptions& options)
-    : model_(std::move(model)), options_(options), workspace_(model_->device()) {
-  check_options(options);
-  const int64_t bytes = model_->plan().arena_elements * kFloat;
-  gradients_ = Buffer(model_->device(), bytes, "gradients");
-  first_moment_ = Buffer(model_->device(), bytes, "AdamW first moments");
-  second_moment_ = Buffer(model_->device(), bytes, "AdamW second moments");
-  for (Buffer* buffer : {&gradients_, &first_moment_, &second_moment_})
-    model_->device()->zero(buffer->as(), bytes);
+Trainer::Trainer(std::shared_ptr<Model> model, const TrainerOptions& options,
+                 std::shared_ptr<dist::Collective> group)
+    : model_(std::move(model)),
+      options_(checked(options)),
+      workspace_(model_->device()),
+      parallel_(std::move(group), model_, options.bucket_bytes / kFloat) {
+  parallel_.guard([&] {
+    const int64_t bytes = model_->plan().arena_elements * kFloat;
+    gradients_ = Buffer(model_->device(), bytes, "gradients");
+    first_moment_ = Buffer(model_->device(), bytes, "AdamW first moments");
+    second_moment_ = Buffer(model_->device(), bytes, "AdamW second moments");
+    for (Buffer* buffer : {&gradients_, &first_moment_, &second_moment_})
+      model_->device()->zero(buffer->as(), bytes);
+  });
 }
 
 int64_t Trainer::bytes() const {
   return gradients_.bytes() + first_moment_.bytes() + second_moment_.bytes() + workspace_.bytes();
 }
 
-double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, Cancel cancel) {
+double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, bool last,
+                           Cancel cancel) {
   const Plan& plan = model_->plan();
   Device& device = *model_->device();
   const int64_t n = batch.length, m = rows * n, d = plan.config.hidden;
@@ -111,7 +146,10 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
               gradient(plan.embedding), options_.precision.linear});
   device.run(&OpTable::rms_norm_backward,
              {x, model_->data(plan.final_norm), rstd, dhidden, m, d, dx, false, gradient(plan.final_norm)});
-  run_layers_backward(pass, tokens, tape, dx, gradients_.as());
+  std::function<void(int64_t)> layer_done;
+  if (last && parallel_.active())
+    layer_done = [&](int64_t layer) { parallel_.layer_done(layer, gradients_.as()); };
+  run_layers_backward(pass, tokens, tape, dx, gradients_.as(), layer_done);
 
   std::vector<float> losses(static_cast<size_t>(m));
   device.download(losses.data(), nll, m * kFloat);
@@ -121,22 +159,40 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
   return sum * scale;
 }
 
-GradientResult Trainer::gradients(const Batch& batch, Cancel cancel) {
-  validate_batch(model_->plan(), batch, true);
-  int64_t valid = 0;
-  for (int64_t t = 0; t < batch.rows * batch.length; ++t) valid += is_valid_target(batch, t) ? 1 : 0;
-  if (valid == 0)
+DataParallel::Opening Trainer::open(const Batch& batch, Cancel cancel) {
+  DataParallel::Opening opening{0, batch.rows * batch.length, fingerprint(*model_, options_, update_), false};
+  std::exception_ptr refusal;
+  try {
+    validate_batch(model_->plan(), batch, true);
+    for (int64_t t = 0; t < opening.tokens; ++t) opening.valid_targets += is_valid_target(batch, t) ? 1 : 0;
+  } catch (const Error&) {
+    refusal = std::current_exception();
+    opening = {0, 0, opening.fingerprint, true};
+  }
+  parallel_.open(opening, cancel);
+  if (refusal) std::rethrow_exception(refusal);
+  if (opening.valid_targets == 0)
     throw Error("ERR_NO_TARGETS",
                 "the batch has no valid target: no target's document id equals its input's");
+  return opening;
+}
 
-  model_->device()->zero(gradients_.as(), gradients_.bytes());
-  GradientResult result{0, 0, valid};
-  for (int64_t row = 0; row < batch.rows; row += options_.microbatch)
-    result.loss += accumulate(batch, row, std::min(options_.microbatch, batch.rows - row),
-                              1.0 / static_cast<double>(valid), cancel);
-  double squares = 0;
-  model_->device()->run(&OpTable::sum_squares, {gradients_.as(), model_->plan().arena_elements, &squares});
-  result.grad_norm = std::sqrt(squares);
+GradientResult Trainer::gradients(const Batch& batch, Cancel cancel) {
+  const DataParallel::Opening whole = open(batch, cancel);
+  GradientResult result{0, 0, whole.valid_targets, whole.tokens};
+  parallel_.guard([&] {
+    model_->device()->zero(gradients_.as(), gradients_.bytes());
+    for (int64_t row = 0; row < batch.rows; row += options_.microbatch) {
+      const int64_t rows = std::min(options_.microbatch, batch.rows - row);
+      result.loss += accumulate(batch, row, rows, 1.0 / static_cast<double>(whole.valid_targets),
+                                row + rows == batch.rows, cancel);
+    }
+    parallel_.finish(gradients_.as(), cancel);
+    double squares = 0;
+    model_->device()->run(&OpTable::sum_squares, {gradients_.as(), model_->plan().arena_elements, &squares});
+    parallel_.close(result.loss, squares, cancel);
+    result.grad_norm = std::sqrt(squares);
+  });
   return result;
 }
 
@@ -151,7 +207,6 @@ StepResult Trainer::step(const Batch& batch, Cancel cancel) {
   poll(cancel);
   result.update = update_ + 1;
   result.learning_rate = learning_rate(options_.optimizer, options_.schedule, result.update);
-  result.tokens = batch.rows * batch.length;
   const double clip =
       options_.clip_norm > 0 ? std::min(1.0, options_.clip_norm / (result.grad_norm + 1e-6)) : 1.0;
   const OptimizerOptions& o = options_.optimizer;
@@ -161,6 +216,8 @@ StepResult Trainer::step(const Batch& batch, Cancel cancel) {
                          o.weight_decay, clip, result.update});
   model_->touch();
   update_ = result.update;
+  if (!checked_) parallel_.check_parameters();
+  checked_ = true;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "core/data_parallel.h"
 #include "core/model.h"
 #include "core/workspace.h"
 
@@ -26,20 +27,21 @@ struct TrainerOptions {
   Precision precision;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
-  double clip_norm = 1.0;  // 0: no clipping
-  int64_t microbatch = 1;  // rows per forward/backward pass
+  double clip_norm = 1.0;                    // 0: no clipping
+  int64_t microbatch = 1;                    // rows per forward/backward pass
+  int64_t bucket_bytes = int64_t{25} << 20;  // of gradients that ranks sum at once
 };
 
+// Of the whole batch: with several ranks, of all their rows.
 struct GradientResult {
   double loss;       // mean over valid targets
   double grad_norm;  // L2 over all parameters, before clipping
-  int64_t valid_targets;
+  int64_t valid_targets, tokens;
 };
 
 struct StepResult : GradientResult {
   int64_t update;  // from 1
   double learning_rate;
-  int64_t tokens;
   double seconds;
 };
 
@@ -47,8 +49,12 @@ double learning_rate(const OptimizerOptions&, const ScheduleOptions&, int64_t up
 
 class Trainer {
  public:
-  // Allocates gradients and both moments. Throws ERR_CONFIG, ERR_DEVICE_MEMORY.
-  Trainer(std::shared_ptr<Model> model, const TrainerOptions& options);
+  // Allocates gradients and both moments. Throws ERR_CONFIG, ERR_DEVICE_MEMORY. With a `group` of several
+  // ranks the trainer is one of theirs: every rank passes its own rows of each global batch, and
+  // construction, gradients() and step() are calls that all ranks make in the same order. They throw
+  // ERR_DISTRIBUTED.
+  Trainer(std::shared_ptr<Model> model, const TrainerOptions& options,
+          std::shared_ptr<dist::Collective> group = nullptr);
 
   const TrainerOptions& options() const { return options_; }
   const std::shared_ptr<Model>& model() const { return model_; }
@@ -63,6 +69,8 @@ class Trainer {
   // State of one parameter tensor, FP32 [elements]: "gradient", "m" or "v".
   enum class State { Gradient, FirstMoment, SecondMoment };
   void read_state(State, const std::string& name, float* out, int64_t elements) const;
+  // Throws ERR_DISTRIBUTED unless all ranks hold the same parameters, bit for bit. All ranks call it.
+  void check_ranks() { parallel_.check_parameters(); }
   // For resuming: moments and the number of updates done.
   void write_state(State, const std::string& name, const float* values, int64_t elements);
   void set_update(int64_t update) { update_ = update; }
@@ -72,11 +80,15 @@ class Trainer {
   TrainerOptions options_;
   Buffer gradients_, first_moment_, second_moment_;
   Workspace workspace_;
+  DataParallel parallel_;
   int64_t update_ = 0;
+  bool checked_ = false;  // that all ranks hold the same parameters
 
+  // Valid targets and tokens of the whole batch. Throws where this rank's rows cannot be used.
+  DataParallel::Opening open(const Batch& batch, Cancel cancel);
   // Adds one microbatch's gradients; `scale` is 1 / (valid targets of the whole batch). Returns its share of
-  // the loss.
-  double accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, Cancel cancel);
+  // the loss. After the `last` one of this rank, gradients are summed over ranks as layers complete.
+  double accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, bool last, Cancel cancel);
 };
 
 }  // namespace duokv
