@@ -208,3 +208,24 @@ duokv_mutant(attention_backward padding_not_zero checked [[row < count && column
 duokv_mutant(attention_backward short_workspace checked
              [[(a.bank_count * a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]]
              [[(a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]])
+
+duokv_mutant(skinny_product barrier checked [[  __syncthreads();
+]] "")
+duokv_mutant(skinny_product depth_bound checked [[if (at >= depth) continue;]] [[if (at > depth) continue;]])
+duokv_mutant(skinny_product column_bound checked [[min(group.first + c, group.n - 1)]] [[group.first + c]])
+duokv_mutant(skinny_product row_bound checked [[owner && row < p.m && column]] [[owner && column]])
+duokv_mutant(skinny_product stored_columns checked [[column < group.n ?]] [[column <= group.n ?]])
+duokv_mutant(skinny_product staged_rows checked [[if (first_row + row < p.m && k < p.depth)]] [[if (k < p.depth)]])
+duokv_mutant(skinny_product staged_in_plain_order checked [[half = quad % kQuads,]] [[half = 0 * quad,]])
+duokv_mutant(skinny_product skipped_step checked [[k + i * kStep >= p.padded) break]]
+             [[k + (i + 1) * kStep >= p.padded && i > 0) break]])
+duokv_mutant(skinny_product swapped_lanes checked [=[given = upper ? v[i] : v[i + Count / 2];]=]
+             [=[given = upper ? v[i + Count / 2] : v[i];]=])
+duokv_mutant(skinny_product every_lane_stores race [[lane * S::kSums % kWarpSize == 0]] [[lane >= 0]])
+duokv_mutant(skinny_product wrong_next_group checked [[group = S::group_at(p, index + stride);]] "")
+duokv_mutant(skinny_product weights_not_rounded checked [[    if (!round) return;]] [[    return;]])
+duokv_mutant(skinny_product sum_rounded_after_adding checked
+             [=[p.round_output ? round_bf16(sum[i])]=]
+             [=[p.round_output ? round_bf16(sum[i] + before[i]) - before[i]]=])
+duokv_mutant(skinny_product alignment_unchecked checked [=[vector = vector && vectorizable(4, {weights[i]})]=]
+             [[static_cast<void>(vector)]])

@@ -133,6 +133,18 @@ DUOKV_CASE(accumulates_and_rounds) {
   }
 }
 
+// The product alone is rounded, not what it is added to.
+DUOKV_CASE(rounds_before_adding) {
+  Problem p{3, 96, {9}, ProductMode::BF16, true, false, true};
+  const Data data(p);
+  std::vector<float> expected = run(p, data)[0];
+  for (const float value : expected)
+    expect(round_bf16(value) == value, "%.9g is no BF16 value", static_cast<double>(value));
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] += data.y[0][i];
+  p.accumulate = true;
+  expect_equal("y of " + p.name(), run(p, data)[0], expected);
+}
+
 DUOKV_CASE(takes_widths_and_addresses_that_are_not_aligned) {
   for (const int64_t k : {1, 2, 3, 131, 258}) {
     compare({3, k, {6}});
