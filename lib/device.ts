@@ -118,7 +118,11 @@ export async function openDevice(options: DeviceOptions = {}): Promise<Device> {
   }
   let why: string;
   try {
-    return new Device(await open('cuda'), { backend: 'cuda', reason: 'auto: a GPU is there', fallbacks: [] });
+    return new Device(await open('cuda'), {
+      backend: 'cuda',
+      reason: 'auto: CUDA is available',
+      fallbacks: [],
+    });
   } catch (error) {
     if (!isUnavailable(error)) throw error;
     why = error.message;

@@ -2,7 +2,9 @@
 // TypeScript build. A step is skipped when its result is newer than its sources, so commands run this first.
 // Uses Node's own modules only: it runs before node_modules exists.
 //
-//   node scripts/setup.mjs [--lint]      --lint also provides clang-format
+//   node scripts/setup.mjs [--lint] [--emulator]
+//
+// --lint also provides clang-format, --emulator also builds the CUDA backend on the SIMT emulator, for the tests.
 
 import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
@@ -171,6 +173,21 @@ const steps = [
     build: () => run(bin('tsc'), ['-p', 'tsconfig.json']),
   },
 ];
+
+if (process.argv.includes('--emulator')) {
+  steps.push({
+    name: 'CUDA emulator',
+    output: at('build', 'Release', 'libduokv_cuda_emulator.so'),
+    stamp: at('build', '.emulator-built'),
+    sources: () => [at('CMakeLists.txt'), at('native', 'cuda'), at('native', 'ops')],
+    build: () => {
+      const folder = at('build', 'emulator');
+      const options = ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_ADDON=OFF', '-DDUOKV_CUDA_EMULATOR=ON'];
+      run('cmake', ['-S', root, '-B', folder, '-G', 'Ninja', '--log-level=WARNING', ...options]);
+      run('cmake', ['--build', folder, '--target', 'duokv_cuda_emulator']);
+    },
+  });
+}
 
 const isStale = (step) =>
   step.isStale?.() ?? (!fs.existsSync(step.output) || modified(step.stamp) < newest(...step.sources()));

@@ -1,0 +1,85 @@
+import assert from 'node:assert/strict';
+import { fileURLToPath } from 'node:url';
+
+import { Model, openDevice } from '../../lib/index.js';
+import { randomBatch, rejectsWith, small } from '../api/support.js';
+import { duokv, duokvJson } from '../cli/command.js';
+
+const GOLDEN = fileURLToPath(new URL('../fixtures/golden/', import.meta.url));
+
+describe('the emulated card', () => {
+  const variable = process.env.DUOKV_CUDA;
+  before(() => {
+    process.env.DUOKV_CUDA = 'emulator';
+  });
+  after(() => {
+    if (variable === undefined) delete process.env.DUOKV_CUDA;
+    else process.env.DUOKV_CUDA = variable;
+  });
+
+  it('says what it is', async () => {
+    await using device = await openDevice({ backend: 'cuda' });
+    const { backend, reason, isa, libraries, attention, memory, fallbacks } = device.info();
+    assert.deepEqual([backend, reason, fallbacks], ['cuda', 'requested', []]);
+    assert.match(isa, /^sm_[89]0$/);
+    assert.deepEqual(libraries, ['cuBLASLt (emulated)']);
+    assert.match(attention, /TF32x3/);
+    assert.ok(memory.total > memory.used);
+    const { stdout } = await duokv(['doctor']);
+    assert.match(stdout, /^backend +cuda: SIMT emulator \(auto: /m);
+  });
+
+  it('has no second card', async () => {
+    await rejectsWith(
+      'ERR_DEVICE_UNAVAILABLE',
+      /^backend 'cuda:1': cuda:1 does not exist: there is 1 GPU$/,
+      () => openDevice({ backend: 'cuda:1' }),
+    );
+  });
+
+  it('names a value of DUOKV_CUDA that it does not know', async () => {
+    process.env.DUOKV_CUDA = 'simulator';
+    try {
+      await rejectsWith('ERR_DEVICE_UNAVAILABLE', /DUOKV_CUDA is 'simulator'/, () =>
+        openDevice({ backend: 'cuda' }),
+      );
+    } finally {
+      process.env.DUOKV_CUDA = 'emulator';
+    }
+  });
+
+  it('says what a model would have needed, and goes on', async () => {
+    await using device = await openDevice({ backend: 'cuda' });
+    const config = small({ headDim: 16 });
+    const before = device.info().memory.used;
+    // 8 GiB of embeddings on a card of 4 GiB.
+    await rejectsWith('ERR_DEVICE_MEMORY', /needs \d+ bytes.*asked for.*free.*held by this device/, () =>
+      Model.create(device, { ...config, vocab: 1 << 20, hidden: 2048 }),
+    );
+    assert.equal(device.info().memory.used, before);
+    using model = await Model.create(device, config);
+    assert.equal((await model.logits(randomBatch(config, 1, 5))).length, 5 * config.vocab);
+  });
+
+  it('refuses a head that its kernels do not know', async () => {
+    await using device = await openDevice({ backend: 'cuda' });
+    const config = small();
+    using model = await Model.create(device, config);
+    await rejectsWith('ERR_DEVICE_UNAVAILABLE', /head_dim is 8, must be 16, 32, 64 or 128/, () =>
+      model.logits(randomBatch(config, 1, 5)),
+    );
+  });
+
+  it('reproduces the golden cases', async () => {
+    interface Report {
+      passed: boolean;
+      device: { backend: string };
+      cases: { name: string; passed: boolean; worst: number }[];
+    }
+    const report = await duokvJson<Report>(['qualify', '--golden', GOLDEN, '--backend', 'cuda']);
+    assert.equal(report.device.backend, 'cuda');
+    for (const { name, passed, worst } of report.cases)
+      assert.ok(passed, `${name}: ${worst} times its tolerance`);
+    assert.ok(report.cases.length >= 10);
+  }).timeout(300_000);
+});
