@@ -4,23 +4,21 @@
 //   P = exp(scale * Q Kᵀ + bias - lse),  dS = scale * P * (dO Vᵀ - delta),
 //   dV += Pᵀ dO,  dK += dSᵀ Q,  dQ = dS K summed over the banks.
 // Three kernels:
-//   query_terms      per query and head, what a score needs: bias - lse, delta, where its visible range
-//   starts key_gradients    a block owns 64 entries of one row and KV head and meets the tiles of 32 queries
-//   that see
-//                    some of them, of one query head of the group after the other; it computes Sᵀ and (dO
-//                    Vᵀ)ᵀ, so that Pᵀ and dSᵀ are left operands as they stand. One launch per bank, in order,
-//                    so banks may share gradients.
-//   query_gradients  a block owns 64 queries of one head and meets the tiles of 32 entries they see, bank
-//   after
-//                    bank
+//   query_terms: per query and head, what a score needs: bias - lse, delta, where its visible range starts.
+//   key_gradients: a block owns 64 entries of one row and KV head and meets the tiles of 32 queries that see
+//     some of them, of one query head of the group after the other. It computes the transposed scores, so
+//     that Pᵀ and dSᵀ are left operands as they stand. One launch per bank, in order: banks may share
+//     gradients.
+//   query_gradients: a block owns 64 queries of one head and meets the tiles of 32 entries that they see,
+//     bank after bank.
 // Both ranges follow from document starts and window, so other tiles cost nothing; a warp, which owns 16 of
 // the 64 rows, also passes over a tile of which its rows see nothing. Tiles arrive by cp.async, one ahead.
 //
-// Roofline: 7 products of 2 · head_dim FLOPs per visible pair. At 64 × 2048 tokens, documents of 600 tokens,
-// 12 heads of 64, a global bank and a window of 128: 131,072 · 12 · (300 + 121) pairs · 896 FLOPs = 0.59
-// TFLOP per layer; H100: 9 ms in FP32 (67 TFLOP/s), 4.7 ms in TF32x3 (3 products each at 380 TFLOP/s), 0.8 ms
-// in BF16. Bytes: q, out, dout, dq and the terms, 2.1 GB: 0.7 ms; keys, values and their gradients less than
-// that.
+// Roofline: 7 products of 2 * head_dim FLOPs per visible pair. At 64 x 2048 tokens, documents of 600 tokens,
+// 12 query and KV heads of 64, a global bank and a window of 128: 131,072 * 12 * (300 + 114) pairs * 896
+// FLOPs = 0.58 TFLOP per layer. H100: 8.7 ms in FP32 (67 TFLOP/s), 4.6 ms in TF32x3 (three products each at
+// 380 TFLOP/s), 0.7 ms in BF16 (800 TFLOP/s), where memory takes longer: q, out, dout, dq, and keys, values
+// and accumulated gradients of two banks are 6.4 GB, 2.1 ms.
 #include <cmath>
 
 #include "cuda/attention.cuh"
