@@ -215,8 +215,8 @@ duokv_mutant(skinny_product depth_bound checked [[if (at >= depth) continue;]] [
 duokv_mutant(skinny_product column_bound checked [[min(group.first + c, group.n - 1)]] [[group.first + c]])
 duokv_mutant(skinny_product row_bound checked [[owner && row < p.m && column]] [[owner && column]])
 duokv_mutant(skinny_product stored_columns checked [[column < group.n ?]] [[column <= group.n ?]])
-duokv_mutant(skinny_product staged_rows checked [[if (first_row + row < p.m && k < p.depth)]] [[if (k < p.depth)]])
-duokv_mutant(skinny_product staged_in_plain_order checked [[half = quad % kQuads,]] [[half = 0 * quad,]])
+duokv_mutant(skinny_product staged_rows checked [[if (first_row + r >= p.m || k >= p.depth)]] [[if (k >= p.depth)]])
+duokv_mutant(skinny_product staged_in_plain_order checked [[half = quad % kHalves,]] [[half = 0 * quad,]])
 duokv_mutant(skinny_product skipped_step checked [[k + i * kStep >= p.padded) break]]
              [[k + (i + 1) * kStep >= p.padded && i > 0) break]])
 duokv_mutant(skinny_product swapped_lanes checked [=[given = upper ? v[i] : v[i + Count / 2];]=]
@@ -229,3 +229,118 @@ duokv_mutant(skinny_product sum_rounded_after_adding checked
              [=[p.round_output ? round_bf16(sum[i] + before[i]) - before[i]]=])
 duokv_mutant(skinny_product alignment_unchecked checked [=[vector = vector && vectorizable(4, {weights[i]})]=]
              [[static_cast<void>(vector)]])
+
+
+foreach(variant checked race)
+  duokv_mutant(attention_forward simt_keys_barrier ${variant}
+             [[    copy_async_wait<1>();
+    __syncthreads();
+    float scores]]
+             [[    copy_async_wait<1>();
+    float scores]] attention_simt.cuh)
+endforeach()
+duokv_mutant(attention_forward simt_keys_in_use race
+             [[    __syncthreads();
+    start_keys(n + 1);]]
+             [[    start_keys(n + 1);]] attention_simt.cuh)
+duokv_mutant(attention_forward simt_values_barrier race
+             [[    copy_async_wait<1>();
+    __syncthreads();
+    if (works) {]]
+             [[    copy_async_wait<1>();
+    if (works) {]] attention_simt.cuh)
+duokv_mutant(attention_forward simt_values_in_use race
+             [[    __syncthreads();
+    start_values(n + 1);]]
+             [[    start_values(n + 1);]] attention_simt.cuh)
+duokv_mutant(attention_forward simt_wait_too_short checked
+             [[    copy_async_wait<1>();
+    __syncthreads();
+    float scores]]
+             [[    copy_async_wait<2>();
+    __syncthreads();
+    float scores]] attention_simt.cuh)
+duokv_mutant(attention_forward simt_shifted_weight checked
+             [=[kWeightStride + column_lane + 8 * j]]=]
+             [=[kWeightStride + (column_lane + 1) % 8 + 8 * j]]=] attention_simt.cuh)
+duokv_mutant(attention_forward simt_bank_factor checked [[weight * step.factor]] [[weight]] attention_simt.cuh)
+foreach(variant checked race)
+  duokv_mutant(attention_forward mma_barrier ${variant}
+             [[    __syncthreads();
+    const bool more]]
+             [[    const bool more]] attention_mma.cuh)
+endforeach()
+duokv_mutant(attention_forward mma_wrong_buffer checked
+             [[products.apply(scores, values + n % 2 * kValueTile]]
+             [[products.apply(scores, values + (n + 1) % 2 * kValueTile]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_swapped_fragment checked
+             [=[{w[0], w[2], w[1], w[3]}]=]
+             [=[{w[0], w[1], w[2], w[3]}]=] attention_mma.cuh)
+duokv_mutant(attention_forward mma_swapped_matrices checked
+             [[lane / 8 % 2 * 8]]
+             [[lane / 16 % 2 * 8]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_bank_factor checked
+             [=[if (second) scores[m][j][e] *= step.factor;]=]
+             "" attention_mma.cuh)
+duokv_mutant(attention_forward mma_shrinks_of_last_row checked
+             [[shrinks = shrinks || step.shrink != 1;]]
+             [[shrinks = step.shrink != 1;]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_vote_of_no_lane checked
+             [[if (__any_sync(kFullMask, shrinks))]]
+             [[if (__all_sync(kFullMask, shrinks))]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_tile_before_window checked
+             [[see.some.begin < entries.first + kKeys]]
+             [[see.some.begin < entries.first]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_masked_too_seldom checked
+             [[entries.first + kKeys > see.all.end]]
+             [[entries.first + kKeys > see.all.end + 1]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_first_bank_kept checked
+             [=[          running[m][half] = Running{};
+]=]
+             "" attention_mma.cuh)
+duokv_mutant(attention_forward lost_residual checked [=[nearest_tf32(x[i] - big)]=] [[0.0f]] attention.cuh)
+duokv_mutant(attention_forward accumulator_runs_on checked
+             [=[  float product[4] = {};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) mma_tf32_m16n8k8(product, a[i].small, b[i].big, product DUOKV_FORWARD);]=]
+             [=[  float product[4] = {d[0], d[1], d[2], d[3]};
+  d[0] = d[1] = d[2] = d[3] = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) mma_tf32_m16n8k8(product, a[i].small, b[i].big, product DUOKV_FORWARD);]=] attention.cuh)
+duokv_mutant(attention_forward past_what_is_stored checked
+             [[min(row.first + row.count, last + 1)]]
+             [[last + 1]] attention.cuh)
+duokv_mutant(attention_forward window_too_wide checked [[first - window + 1]] [[first - window]] attention.cuh)
+duokv_mutant(attention_forward ring_without_end checked
+             [[return slot < row.capacity ? slot : slot - row.capacity;]]
+             [[return slot;]] attention.cuh)
+duokv_mutant(attention_forward row_bound checked
+             [[return first_row + row < rows;]]
+             [[return first_row + row <= rows;]] attention_block.cuh)
+duokv_mutant(attention_forward parts_overlap checked
+             [[min(view.seen.end, begin + partition.part)]]
+             [[min(view.seen.end, begin + partition.part + 1)]] attention_block.cuh)
+duokv_mutant(attention_forward base_not_finite checked
+             [[max == kMinusInfinity ? 0.0f : max]]
+             [[max]] attention_block.cuh)
+duokv_mutant(attention_forward sum_not_rescaled checked
+             [[  bank.sum *= exp2_approximate(bank.max - base);
+]]
+             "" attention_block.cuh)
+duokv_mutant(attention_forward minus_infinity_is_nothing checked
+             [[sees ? NAN : 0.0f]]
+             [[0.0f]] attention_block.cuh)
+duokv_mutant(attention_forward lse_in_base_two checked
+             [[(first.max + log2f(first.sum)) * kLn2]]
+             [[first.max + log2f(first.sum)]] attention_block.cuh)
+duokv_mutant(attention_forward head_of_group checked
+             [[kv_head * group + index % group]]
+             [[kv_head * group + (index + 1) % group]] attention_block.cuh)
+duokv_mutant(attention_forward combine_bound checked [[if (vector >= vectors) return;]] "")
+duokv_mutant(attention_forward combine_weight checked
+             [[exp2_approximate(largest - over_both)]]
+             [[exp2_approximate(sums.x - over_both)]])
+duokv_mutant(attention_forward a_part_too_few checked [[longest + kPartAlignment - 1]] [[longest]])
+duokv_mutant(attention_forward alignment_unchecked checked
+             [=[args.banks[bank].position_stride % width != 0]=]
+             [[false]])
