@@ -13,6 +13,7 @@ namespace {
 // What NVIDIA recommends for Hopper; less elsewhere.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 32;
+constexpr int64_t kMostReferenceRows = 1 << 15;
 
 cudaDataType_t data_type(ops::DType type) { return type == ops::DType::F32 ? CUDA_R_32F : CUDA_R_16BF; }
 int64_t element_bytes(ops::DType type) { return type == ops::DType::F32 ? 4 : 2; }
@@ -119,18 +120,23 @@ const Products::Algorithm& Products::choose(const Product& p) {
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, aligned[2]);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, aligned[2]);
 
-  const Layouts reference = layouts(library_, p, p.reference_rows);
-  cublasLtMatmulHeuristicResult_t results[kCandidates] = {};
-  int found = 0;
-  library_.check(library_.cublasLtMatmulAlgoGetHeuristic(
-                     handle_, operation, reference.a.get(), reference.b.get(), reference.c.get(),
-                     reference.c.get(), preference.get(), kCandidates, results, &found),
-                 "cublasLtMatmulAlgoGetHeuristic");
-  for (int i = 0; i < found; ++i) {
-    if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    if (!p.may_split_depth && !serves_any_height(p, operation, results[i].algo)) continue;
-    chosen->algorithm = results[i].algo;
-    return *(algorithms_[key] = std::move(chosen));
+  // The library's favourite for a few rows may serve those alone; one for more rows then serves these too.
+  for (int64_t rows = p.reference_rows; rows <= std::max(kMostReferenceRows, p.reference_rows); rows *= 4) {
+    const Layouts reference = layouts(library_, p, rows);
+    cublasLtMatmulHeuristicResult_t results[kCandidates] = {};
+    int found = 0;
+    // It reports what it does not support as an error.
+    if (library_.cublasLtMatmulAlgoGetHeuristic(handle_, operation, reference.a.get(), reference.b.get(),
+                                                reference.c.get(), reference.c.get(), preference.get(),
+                                                kCandidates, results, &found) != CUBLAS_STATUS_SUCCESS)
+      continue;
+    for (int i = 0; i < found; ++i) {
+      if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+      if (!p.may_split_depth && !serves_any_height(p, operation, results[i].algo)) continue;
+      chosen->algorithm = results[i].algo;
+      return *(algorithms_[key] = std::move(chosen));
+    }
+    if (p.may_split_depth) break;  // its extents are fixed
   }
   throw std::runtime_error("cuBLASLt has no algorithm for a product of " + std::to_string(p.reference_rows) +
                            " x " + std::to_string(p.depth) + " by " + std::to_string(p.depth) + " x " +
@@ -173,10 +179,10 @@ void Products::run(const Product& p, cudaStream_t stream) {
 }
 
 int64_t reference_rows(int64_t rows) {
-  constexpr int64_t kTile = 128, kMost = 1 << 15;
+  constexpr int64_t kTile = 128;
   if (rows <= kTile)
     return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(rows, 16))));
-  return std::min(kMost, ceil_div(rows, kTile) * kTile);
+  return std::min(kMostReferenceRows, ceil_div(rows, kTile) * kTile);
 }
 
 }  // namespace duokv::cuda
