@@ -19,8 +19,8 @@ static void feed_forward_bf16(ops::Device& device, const ops::FeedForwardArgs& a
                weight_at = parts.add<bf16>(std::max(transient(args.w_gate), transient(args.w_down))),
                gate_at = parts.add<bf16>(m * f), up_at = parts.add<bf16>(gated ? m * f : 0);
   void* block = device.workspace(parts.bytes());
-  bf16 *x = part<bf16>(block, x_at), *gate = part<bf16>(block, gate_at), *up = gated ? part<bf16>(block, up_at) : nullptr,
-       *room = part<bf16>(block, weight_at);
+  bf16 *x = part<bf16>(block, x_at), *gate = part<bf16>(block, gate_at),
+       *up = gated ? part<bf16>(block, up_at) : nullptr, *room = part<bf16>(block, weight_at);
   round_input(device, args.x, args.norm, m, d, x);
   const auto project = [&](const ops::Weight& w, bf16* result) {
     Product p = product(m, args.per_row, w);
