@@ -132,7 +132,8 @@ class SessionCache {
   }
 
   /**
-   * Bytes of the entries in use, summed over the tensors that exist, as the last call that ended left them.
+   * Bytes of the entries in use, summed over the tensors that exist, as the last call that ended left them:
+   * of a disposed session, before it was disposed.
    *
    * @example
    * const { lower, global, local, documentIds, total } = session.cache.bytes();
@@ -252,7 +253,7 @@ export class Session implements Disposable {
     return new Session(model, { batch, capacity, precision }, session, translated);
   }
 
-  /** Positions that each row holds, as the last call that ended left them. */
+  /** Positions that each row holds, as the last call that ended left them; of a disposed session, the last. */
   get lengths(): number[] {
     const { lengths } = this.#native.state();
     return lengths.length === 0 ? new Array(this.batch).fill(0) : lengths;

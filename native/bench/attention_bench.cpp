@@ -111,10 +111,11 @@ double product_rate(ops::Device* device) {
   const ops::LinearArgs args = {.x = x.data(),
                                 .m = m,
                                 .per_row = m,
+                                .norm = {},
                                 .count = 1,
                                 .w = {{w.data(), n, k, 1, nullptr}},
                                 .y = {y.data()},
-                                .accumulate = false,
+                                .residual = nullptr,
                                 .round_output = false,
                                 .mode = ops::ProductMode::FP32};
   return 2.0 * m * n * k / best([&] { check(table().linear_forward(device, &args)); });

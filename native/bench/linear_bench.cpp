@@ -226,7 +226,7 @@ void training(Bench& bench, const Layer& layer, Mode mode, int64_t m) {
   };
   one("forward",
       [&](int64_t) {
-        const ops::LinearArgs args{x.data(), m, m, 1, {weight}, {y.data()}, false, false, mode};
+        const ops::LinearArgs args{x.data(), m, m, {}, 1, {weight}, {y.data()}, nullptr, false, mode};
         check(table().linear_forward(bench.device(), &args));
       },
       {m, n, k, {x.data(), k, false}, {w.data(), k, true}, ops::DType::F32, y.data(), false});

@@ -117,50 +117,35 @@ class Forward {
     const Positions::Suffix& where = pass_.positions.suffix(queries);
     rotary(kept.q, m, config_.query_heads, where.position);
     attention(plan, queries, where, kept);
-    kept.middle = residual(shorten(x, length, queries), m);
-    products(kept.attention, m, queries, {{plan.o_proj, kept.middle}}, true);
+    x = shorten(x, length, queries);
+    kept.middle = residual(x, queries);
+    products(kept.attention, queries, kNone, {{plan.o_proj, kept.middle}}, x);
 
-    x = feed_forward(plan, m, queries, kept);
-    if (plan.adapter_up != kNone) x = adapter(plan, x, m, queries, kept);
+    x = feed_forward(plan, queries, kept);
+    if (plan.adapter_up != kNone) x = adapter(plan, x, queries, kept);
     if (tape_ != nullptr) tape_->layers[i] = kept;
     return x;
   }
 
   // Q of the last `queries` tokens, and K and V of every bank projected from this layer's input. Projections
-  // of one normalised input over the same tokens run together.
+  // under one norm over the same tokens run together.
   void project(const LayerPlan& plan, const float* x, int64_t length, int64_t queries, float* q) {
     const WorkspaceScope scope(pass_.workspace);
-    int64_t shared = queries;  // longest suffix wanted under the layer's own norm
-    for (int32_t p : plan.projections)
-      if (plan_.projections[static_cast<size_t>(p)].norm == plan.attention_norm)
-        shared = std::max(shared, pass_.suffixes.projection[static_cast<size_t>(p)]);
-    float* u = take(shared, config_.hidden);
-    normalise(suffix(x, length, shared), batch_ * shared, plan.attention_norm, u);
-
     bool queries_done = false;
     for (int32_t index : plan.projections) {
       const Projection& projection = plan_.projections[static_cast<size_t>(index)];
       const int64_t entries = pass_.suffixes.projection[static_cast<size_t>(index)];
-      const int64_t m = batch_ * entries;
       const Banks::Entries out = pass_.banks.entries(index, entries);
       std::vector<Output> outputs{{projection.k_proj, out.k}, {projection.v_proj, out.v}};
-      const float* input;
-      if (projection.norm == plan.attention_norm) {
-        input = suffix(u, shared, entries);
-        if (entries == queries && !queries_done) {
-          outputs.push_back({plan.q_proj, q});
-          queries_done = true;
-        }
-      } else {
-        float* other = take(entries, config_.hidden);
-        normalise(suffix(x, length, entries), m, projection.norm, other);
-        input = other;
+      if (projection.norm == plan.attention_norm && entries == queries && !queries_done) {
+        outputs.push_back({plan.q_proj, q});
+        queries_done = true;
       }
-      products(input, m, entries, outputs, false);
+      products(suffix(x, length, entries), entries, projection.norm, outputs, nullptr);
       pass_.banks.write(index, out, entries, pass_.positions.suffix(entries).position);
     }
     if (!queries_done)
-      products(suffix(u, shared, queries), batch_ * queries, queries, {{plan.q_proj, q}}, false);
+      products(suffix(x, length, queries), queries, plan.attention_norm, {{plan.q_proj, q}}, nullptr);
   }
 
   void attention(const LayerPlan& plan, int64_t queries, const Positions::Suffix& where, LayerTape& kept) {
@@ -210,49 +195,43 @@ class Forward {
                                          static_cast<int32_t>(config_.head_dim), kept.attention});
   }
 
-  // x + Wdown(silu(Wgate n) * Wup n)
-  float* feed_forward(const LayerPlan& plan, int64_t m, int64_t queries, LayerTape& kept) {
-    float* x = residual(kept.middle, m);
-    kept.gate = take_rows(m, config_.ffn);
-    kept.up = take_rows(m, config_.ffn);
-    const WorkspaceScope scope(pass_.workspace);
-    float* n = take_rows(m, config_.hidden);
-    normalise(kept.middle, m, plan.ffn_norm, n);
-    products(n, m, queries, {{plan.gate_proj, kept.gate}, {plan.up_proj, kept.up}}, false);
-    float* h = scratch(kept.gate, m, config_.ffn);
-    device_.run(&OpTable::swiglu_forward, {kept.gate, kept.up, m * config_.ffn, h});
-    products(h, m, queries, {{plan.down_proj, x}}, true);
-    return x;
+  // x + Wdown(silu(Wgate n) * Wup n), n = RMSNorm(x; w_2)
+  float* feed_forward(const LayerPlan& plan, int64_t queries, LayerTape& kept) {
+    float* y = residual(kept.middle, queries);
+    if (tape_ != nullptr) {
+      kept.gate = take(queries, config_.ffn);
+      kept.up = take(queries, config_.ffn);
+    }
+    device_.run(&OpTable::feed_forward,
+                {kept.middle, y, batch_ * queries, queries, norm(plan.ffn_norm), weight(plan.gate_proj),
+                 weight(plan.up_proj), weight(plan.down_proj), kept.gate, kept.up,
+                 pass_.precision.rounds_outputs(), pass_.precision.linear});
+    return y;
   }
 
   // x + Wad_down silu(Wad_up RMSNorm(x; w_2))
-  float* adapter(const LayerPlan& plan, float* ffn_output, int64_t m, int64_t queries, LayerTape& kept) {
-    kept.ffn_output = ffn_output;
-    float* x = residual(ffn_output, m);
-    kept.adapter = take_rows(m, config_.adapter_rank);
-    const WorkspaceScope scope(pass_.workspace);
-    float* n = take_rows(m, config_.hidden);
-    normalise(ffn_output, m, plan.ffn_norm, n);
-    products(n, m, queries, {{plan.adapter_up, kept.adapter}}, false);
-    float* s = scratch(kept.adapter, m, config_.adapter_rank);
-    device_.run(&OpTable::swiglu_forward, {kept.adapter, nullptr, m * config_.adapter_rank, s});
-    products(s, m, queries, {{plan.adapter_down, x}}, true);
-    return x;
+  float* adapter(const LayerPlan& plan, float* x, int64_t queries, LayerTape& kept) {
+    kept.ffn_output = x;
+    float* y = residual(x, queries);
+    if (tape_ != nullptr) kept.adapter = take(queries, config_.adapter_rank);
+    device_.run(&OpTable::feed_forward, {x,
+                                         y,
+                                         batch_ * queries,
+                                         queries,
+                                         norm(plan.ffn_norm),
+                                         weight(plan.adapter_up),
+                                         {},
+                                         weight(plan.adapter_down),
+                                         kept.adapter,
+                                         nullptr,
+                                         pass_.precision.rounds_outputs(),
+                                         pass_.precision.linear});
+    return y;
   }
 
-  // The residual stream to add to: the same memory, or with a tape a copy, since the backward pass reads
+  // Where a block that adds to x writes: in place, or with a tape elsewhere, since the backward pass reads
   // both.
-  float* residual(float* x, int64_t m) {
-    if (tape_ == nullptr) return x;
-    float* copy = take_rows(m, config_.hidden);
-    device_.copy(copy, x, m * config_.hidden * static_cast<int64_t>(sizeof(float)));
-    return copy;
-  }
-
-  // Where an activation function writes: in place, unless the backward pass needs its input.
-  float* scratch(float* input, int64_t m, int64_t width) {
-    return tape_ == nullptr ? input : take_rows(m, width);
-  }
+  float* residual(float* x, int64_t queries) { return tape_ == nullptr ? x : take(queries, config_.hidden); }
 
   // The last `keep` of `length` tokens of every row.
   const float* suffix(const float* x, int64_t length, int64_t keep) {
@@ -272,10 +251,6 @@ class Forward {
     return rows;
   }
 
-  void normalise(const float* x, int64_t m, int32_t norm, float* y) {
-    device_.run(&OpTable::rms_norm_forward, {x, pass_.model.data(norm), m, config_.hidden,
-                                             static_cast<float>(config_.rms_norm_eps), y, nullptr});
-  }
   void rotary(float* x, int64_t m, int64_t heads, const int32_t* positions) {
     device_.run(&OpTable::rotary, {x, m, static_cast<int32_t>(heads), static_cast<int32_t>(config_.head_dim),
                                    positions, pass_.rotary_table, false});
@@ -284,20 +259,26 @@ class Forward {
     int32_t weight;
     float* y;
   };
-  // Up to three products of x [m, k], of `per_row` positions in every row.
-  void products(const float* x, int64_t m, int64_t per_row, const std::vector<Output>& outputs, bool add) {
+  // Up to three products of norm(x), x [batch, per_row, k].
+  void products(const float* x, int64_t per_row, int32_t norm_weight, const std::vector<Output>& outputs,
+                const float* residual) {
     ops::LinearArgs args{};
     args.x = x;
-    args.m = m;
+    args.m = batch_ * per_row;
     args.per_row = per_row;
-    args.accumulate = add;
+    if (norm_weight != kNone) args.norm = norm(norm_weight);
+    args.residual = residual;
     args.round_output = pass_.precision.rounds_outputs();
     args.mode = pass_.precision.linear;
     for (const Output& output : outputs) {
-      args.w[args.count] = pass_.model.weight(output.weight, pass_.serving);
+      args.w[args.count] = weight(output.weight);
       args.y[args.count++] = output.y;
     }
     device_.run(&OpTable::linear_forward, args);
+  }
+  ops::Weight weight(int32_t parameter) const { return pass_.model.weight(parameter, pass_.serving); }
+  ops::Norm norm(int32_t parameter) const {
+    return {pass_.model.data(parameter), static_cast<float>(config_.rms_norm_eps)};
   }
   float* take(int64_t per_row, int64_t width) { return take_rows(batch_ * per_row, width); }
   float* take_rows(int64_t m, int64_t width) { return pass_.workspace.take(m * width); }

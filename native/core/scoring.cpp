@@ -49,15 +49,15 @@ void compute_logits(Model& model, const Batch& batch, const Precision& precision
     for (int64_t t = 0; t < n; t += kChunk) {
       poll(cancel);
       const int64_t m = std::min(kChunk, n - t);
-      model.device()->run(&ops::OpTable::linear_forward, {hidden + t * d,
-                                                          m,
-                                                          n,
-                                                          1,
-                                                          {model.weight(plan.embedding, true)},
-                                                          {chunk},
-                                                          false,
-                                                          false,
-                                                          precision.linear});
+      ops::LinearArgs head{};
+      head.x = hidden + t * d;
+      head.m = m;
+      head.per_row = n;
+      head.count = 1;
+      head.w[0] = model.weight(plan.embedding, true);
+      head.y[0] = chunk;
+      head.mode = precision.linear;
+      model.device()->run(&ops::OpTable::linear_forward, head);
       model.device()->download(logits + (row * n + t) * vocab, chunk,
                                m * vocab * static_cast<int64_t>(sizeof(float)));
     }

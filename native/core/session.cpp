@@ -160,18 +160,17 @@ float* Session::compute_scores(const Pass& pass, const Group& group, const int32
   poll(pass.cancel);
   float* last = pass.workspace.take(batch * d);
   device.run(&OpTable::suffix_rows, {x, batch, group.suffixes.query.back(), 1, d, false, last});
-  device.run(&OpTable::rms_norm_forward, {last, model_->data(plan.final_norm), batch, d,
-                                          static_cast<float>(plan.config.rms_norm_eps), last, nullptr});
   float* scores = pass.workspace.take(batch * plan.config.vocab);
-  device.run(&OpTable::linear_forward, {last,
-                                        batch,
-                                        1,
-                                        1,
-                                        {model_->weight(plan.embedding, true)},
-                                        {scores},
-                                        false,
-                                        false,
-                                        options_.precision.linear});
+  ops::LinearArgs head{};
+  head.x = last;
+  head.m = batch;
+  head.per_row = 1;
+  head.norm = {model_->data(plan.final_norm), static_cast<float>(plan.config.rms_norm_eps)};
+  head.count = 1;
+  head.w[0] = model_->weight(plan.embedding, true);
+  head.y[0] = scores;
+  head.mode = options_.precision.linear;
+  device.run(&OpTable::linear_forward, head);
   return scores;
 }
 

@@ -82,6 +82,9 @@ int64_t fingerprint(const Model& model, const TrainerOptions& o, int64_t update)
   return dist::hash_bytes(backend.data(), backend.size(), hash);
 }
 
+// Without the sign that a NaN happens to carry.
+std::string text(double x) { return std::isnan(x) ? "NaN" : std::to_string(x); }
+
 }  // namespace
 
 Trainer::Trainer(std::shared_ptr<Model> model, const TrainerOptions& options,
@@ -201,9 +204,8 @@ StepResult Trainer::step(const Batch& batch, Cancel cancel) {
   StepResult result{};
   static_cast<GradientResult&>(result) = gradients(batch, cancel);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm))
-    throw Error("ERR_NOT_FINITE", "update " + std::to_string(update_ + 1) + ": loss " +
-                                      std::to_string(result.loss) + ", gradient norm " +
-                                      std::to_string(result.grad_norm) + "; nothing was changed");
+    throw Error("ERR_NOT_FINITE", "update " + std::to_string(update_ + 1) + ": loss " + text(result.loss) +
+                                      ", gradient norm " + text(result.grad_norm) + "; nothing was changed");
   poll(cancel);
   result.update = update_ + 1;
   result.learning_rate = learning_rate(options_.optimizer, options_.schedule, result.update);

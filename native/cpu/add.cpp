@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/device.h"
@@ -34,6 +35,11 @@ namespace duokv::cpu {
 HWY_EXPORT(add_range);
 
 void add_values(const float* x, float* y, int64_t n) { HWY_DYNAMIC_DISPATCH(add_range)(x, y, n); }
+
+void copy_values(ThreadPool& pool, const float* x, int64_t n, float* y) {
+  for_elements(pool, n,
+               [&](int64_t first, int64_t count, int64_t) { std::copy_n(x + first, count, y + first); });
+}
 
 Status add(Device* device, const ops::AddArgs* args) {
   return guarded([&] {

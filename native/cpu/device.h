@@ -60,5 +60,6 @@ struct duokv::ops::Device {
   // them across.
   std::vector<cpu::Scratch> worker_scratch;
   cpu::Scratch shared_scratch;
+  cpu::Scratch block_scratch;  // of an operation made of several: what one leaves for the next
   int64_t bytes_allocated = 0;
 };

@@ -4,6 +4,7 @@
 #include "cpu/operations.h"
 #include "cpu/pack_cache.h"
 #include "cpu/product.h"
+#include "cpu/rows.h"
 
 namespace duokv::cpu {
 namespace {
@@ -22,16 +23,18 @@ void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixV
   multiply(device, {m, a, right, c, accumulate, round_output}, memory + bytes);
 }
 
-void forward_one(Device& device, const ops::LinearArgs& args, const ops::Weight& w, float* y) {
-  const MatrixView rows{args.x, w.k, false};
+void forward_one(Device& device, const ops::LinearArgs& args, const float* x, const ops::Weight& w,
+                 float* y) {
+  const bool accumulate = args.residual != nullptr;
+  const MatrixView rows{x, w.k, false};
   if (!w.packs) {
-    return multiply_once(device, args.m, rows, {w.data, w.k, true}, w.k, w.n, y, args.accumulate,
+    return multiply_once(device, args.m, rows, {w.data, w.k, true}, w.k, w.n, y, accumulate,
                          args.round_output, args.mode);
   }
   const RightOperand right = w.packs->get(device, w, args.mode, args.m);
   void* workspace =
       device.shared_scratch.take<char>(workspace_bytes(right.kernel, args.m, w.k, w.n, args.round_output));
-  multiply(device, {args.m, rows, right, y, args.accumulate, args.round_output}, workspace);
+  multiply(device, {args.m, rows, right, y, accumulate, args.round_output}, workspace);
 }
 
 }  // namespace
@@ -39,16 +42,26 @@ void forward_one(Device& device, const ops::LinearArgs& args, const ops::Weight&
 Status linear_forward(Device* device, const ops::LinearArgs* args) {
   return guarded([&] {
     require(device && args, "linear_forward: device or args is null");
+    const int64_t m = args->m, k = args->w[0].k;
     require(args->count >= 1 && args->count <= 3, "linear_forward: count must be in [1, 3]");
-    require(args->x && args->m >= 1, "linear_forward: x is null or m is not positive");
+    require(args->x && m >= 1, "linear_forward: x is null or m is not positive");
+    require(!args->residual || args->count == 1, "linear_forward: a residual needs count 1");
     check_mode(args->mode, "linear_forward: mode must be FP32 or BF16");
     for (int32_t i = 0; i < args->count; ++i) {
       const ops::Weight& w = args->w[i];
       require(w.data && args->y[i], "linear_forward: w or y is null");
-      require(w.n >= 1 && w.k >= 1 && w.k == args->w[0].k,
+      require(w.n >= 1 && w.k >= 1 && w.k == k,
               "linear_forward: n and k must be at least 1, and k the same for all weights");
     }
-    for (int32_t i = 0; i < args->count; ++i) forward_one(*device, *args, args->w[i], args->y[i]);
+    const float* x = args->x;
+    if (args->norm.weight) {
+      float* normalised = device->block_scratch.take<float>(m * k);
+      normalise_rows(*device, x, args->norm, m, k, normalised);
+      x = normalised;
+    }
+    if (args->residual && args->residual != args->y[0])
+      copy_values(device->pool, args->residual, m * args->w[0].n, args->y[0]);
+    for (int32_t i = 0; i < args->count; ++i) forward_one(*device, *args, x, args->w[i], args->y[i]);
   });
 }
 

@@ -23,6 +23,7 @@ const ops::OpTable& op_table() {
       .pack_cache_bytes = pack_cache_bytes,
       .linear_forward = linear_forward,
       .linear_backward = linear_backward,
+      .feed_forward = feed_forward,
       .linear_cross_entropy = linear_cross_entropy,
       .attention_forward = attention_forward,
       .attention_backward = attention_backward,

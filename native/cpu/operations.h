@@ -9,6 +9,7 @@ using ops::Device;
 using ops::Status;
 
 Status linear_forward(Device*, const ops::LinearArgs*);
+Status feed_forward(Device*, const ops::FeedForwardArgs*);
 Status linear_backward(Device*, const ops::LinearBackwardArgs*);
 Status linear_cross_entropy(Device*, const ops::LinearCrossEntropyArgs*);
 Status pack_cache_create(Device*, ops::PackCache**);

@@ -108,6 +108,14 @@ HWY_EXPORT(rms_norm_rows);
 HWY_EXPORT(rms_norm_backward_overwrite);
 HWY_EXPORT(rms_norm_backward_accumulate);
 
+void normalise_rows(ops::Device& device, const float* x, const ops::Norm& norm, int64_t m, int64_t d,
+                    float* y) {
+  for_rows(device.pool, m, d, [&](int64_t first, int64_t count) {
+    HWY_DYNAMIC_DISPATCH(rms_norm_rows)
+    (x + first * d, norm.weight, count, d, norm.eps, y + first * d, nullptr);
+  });
+}
+
 Status rms_norm_forward(Device* device, const ops::RmsNormArgs* args) {
   return guarded([&] {
     const int64_t d = args->d;

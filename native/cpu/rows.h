@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu/device.h"
 #include "cpu/thread_pool.h"
 
 namespace duokv::cpu {
@@ -33,6 +34,13 @@ void for_rows(ThreadPool& pool, int64_t rows, int64_t row_elements, Body&& body)
 
 // y += x on the calling thread (add.cpp).
 void add_values(const float* x, float* y, int64_t n);
+
+// y = x, on the pool (add.cpp).
+void copy_values(ThreadPool& pool, const float* x, int64_t n, float* y);
+
+// y [m, d] = norm(x) (rms_norm.cpp).
+void normalise_rows(ops::Device& device, const float* x, const ops::Norm& norm, int64_t m, int64_t d,
+                    float* y);
 
 // Rotates x [heads, head_dim] by the angles of one position, table [head_dim / 2, 2], on the calling thread
 // (rotary.cpp).

@@ -134,6 +134,8 @@ struct duokv::ops::Device {
 
   // Scratch of the running operation, as the launchers want it.
   void* workspace(size_t bytes) { return bytes == 0 ? nullptr : scratch.take(bytes, recording); }
+  // Of an operation made of several: what one leaves for the next.
+  void* activations(size_t bytes) { return bytes == 0 ? nullptr : between.take(bytes, recording); }
   void require_not_recording(const char* call) const;
   void release(void* memory);  // after the recording, if there is one
 
@@ -142,6 +144,7 @@ struct duokv::ops::Device {
   cuda::Stream stream;
   cuda::Memory memory;
   cuda::Scratch scratch{memory};
+  cuda::Scratch between{memory};
   cuda::Staging staging{stream};
   cuda::Products products{memory};
   bool recording = false;

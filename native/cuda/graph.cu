@@ -53,6 +53,7 @@ ops::Status graph_end(ops::Device* device, ops::Graph** graph) {
     check(cudaGraphInstantiate(&result->executable, recorded, 0), "graph_end");
     result->bytes = std::max<int64_t>(0, before - free_bytes());
     device->scratch.add_graph();
+    device->between.add_graph();
     *graph = result.release();
   });
 }
@@ -73,6 +74,7 @@ void graph_destroy(ops::Device* device, ops::Graph* graph) {
   });
   delete graph;
   device->scratch.remove_graph();
+  device->between.remove_graph();
 }
 
 int64_t graph_bytes(const ops::Graph* graph) { return graph ? graph->bytes : 0; }

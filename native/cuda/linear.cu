@@ -14,48 +14,120 @@
 #include "cuda/pack_cache.h"
 
 namespace duokv::cuda {
-namespace {
 
-void skinny(ops::Device& device, const ops::LinearArgs& args) {
-  const bool packed = args.mode == ops::ProductMode::BF16 && args.w[0].packs != nullptr;
-  const void* weights[3] = {};
-  for (int32_t i = 0; i < args.count; ++i)
-    weights[i] = packed ? static_cast<const void*>(args.w[i].packs->get(args.w[i])) : args.w[i].data;
-  check(skinny_product(args, weights, packed, device.stream), "linear_forward");
-}
-
-Product product(const ops::LinearArgs& args, const ops::Weight& w) {
+Product product(int64_t m, int64_t per_row, const ops::Weight& w) {
   Product p = {};
-  p.rows = args.m;
+  p.rows = m;
   p.columns = w.n;
   p.depth = w.k;
+  p.b = w.data;
   p.b_transposed = true;
-  p.accumulate = args.accumulate;
   // Training has no rows to keep apart: one batch, one algorithm.
-  p.reference_rows = reference_rows(w.packs ? args.per_row : args.m);
+  p.reference_rows = reference_rows(w.packs ? per_row : m);
   return p;
 }
 
+namespace {
+
+// y = residual, where the product is to be added to it there.
+void place_residual(ops::Device& device, const float* residual, int64_t n, float* y) {
+  if (residual == nullptr || residual == y) return;
+  check(cudaMemcpyAsync(y, residual, static_cast<size_t>(n) * sizeof(float), cudaMemcpyDeviceToDevice,
+                        device.stream),
+        "the residual of a product");
+}
+
+}  // namespace
+
+void round_input(ops::Device& device, const float* x, const ops::Norm& norm, int64_t m, int64_t k, bf16* y) {
+  check(norm.weight
+            ? rms_norm_forward_bf16({x, norm.weight, m, k, norm.eps, nullptr, nullptr}, y, device.stream)
+            : to_bf16(x, m * k, y, device.stream),
+        "an operand of a product");
+}
+
+const bf16* rounded(ops::Device& device, const ops::Weight& w, bf16* room) {
+  if (w.packs) return w.packs->get(w);
+  check(to_bf16(w.data, w.n * w.k, room, device.stream), "a weight of a product");
+  return room;
+}
+
+// y = residual + x · Wᵀ of BF16 operands, the product rounded on its way where asked; `room` [m, n] is for
+// that.
+void product_bf16(ops::Device& device, int64_t m, int64_t per_row, const bf16* x, const ops::Weight& w,
+                  const bf16* weight, bool round_output, bf16* room, const float* residual, float* y) {
+  Product p = product(m, per_row, w);
+  p.a = x;
+  p.b = weight;
+  p.operands = ops::DType::BF16;
+  if (round_output) {
+    p.c = room;
+    p.result = ops::DType::BF16;
+    device.products.run(p, device.stream);
+    return check(from_bf16(room, m * w.n, residual, y, device.stream), "the result of a product");
+  }
+  place_residual(device, residual, m * w.n, y);
+  p.c = y;
+  p.accumulate = residual != nullptr;
+  device.products.run(p, device.stream);
+}
+
+namespace {
+
+// The weights as the skinny kernel streams them: BF16 where a copy is kept.
+struct Streamed {
+  const void* weights[3] = {};
+  bool bf16;
+};
+Streamed streamed(const ops::Weight* weights, int32_t count, ops::ProductMode mode) {
+  Streamed s;
+  s.bf16 = mode == ops::ProductMode::BF16 && weights[0].packs != nullptr;
+  for (int32_t i = 0; i < count; ++i)
+    s.weights[i] = s.bf16 ? static_cast<const void*>(weights[i].packs->get(weights[i])) : weights[i].data;
+  return s;
+}
+
+void skinny(ops::Device& device, const ops::LinearArgs& args) {
+  const Streamed s = streamed(args.w, args.count, args.mode);
+  ops::LinearArgs product = args;
+  if (args.norm.weight) {
+    auto* normalised =
+        static_cast<float*>(device.workspace(static_cast<size_t>(args.m * args.w[0].k) * sizeof(float)));
+    check(
+        rms_norm_forward({args.x, args.norm.weight, args.m, args.w[0].k, args.norm.eps, normalised, nullptr},
+                         device.stream),
+        "linear_forward");
+    product.x = normalised;
+    product.norm = {};
+  }
+  check(skinny_product(product, s.weights, s.bf16, device.stream), "linear_forward");
+}
+
 void forward_fp32(ops::Device& device, const ops::LinearArgs& args) {
+  const int64_t m = args.m, k = args.w[0].k;
+  const float* x = args.x;
+  if (args.norm.weight) {
+    auto* normalised = static_cast<float*>(device.workspace(static_cast<size_t>(m * k) * sizeof(float)));
+    check(rms_norm_forward({x, args.norm.weight, m, k, args.norm.eps, normalised, nullptr}, device.stream),
+          "linear_forward");
+    x = normalised;
+  }
+  place_residual(device, args.residual, m * args.w[0].n, args.y[0]);
   for (int32_t i = 0; i < args.count; ++i) {
-    Product p = product(args, args.w[i]);
-    p.a = args.x;
-    p.b = args.w[i].data;
+    Product p = product(m, args.per_row, args.w[i]);
+    p.a = x;
     p.c = args.y[i];
+    p.accumulate = args.residual != nullptr;
     device.products.run(p, device.stream);
   }
 }
 
 void forward_bf16(ops::Device& device, const ops::LinearArgs& args) {
   const int64_t k = args.w[0].k;
-  const bf16* weights[3] = {};
-  for (int32_t i = 0; i < args.count; ++i) {
-    if (args.w[i].packs) weights[i] = args.w[i].packs->get(args.w[i]);
-  }
   // One weight and one result at a time.
   int64_t largest_weight = 0, largest_result = 0;
   for (int32_t i = 0; i < args.count; ++i) {
-    if (!weights[i]) largest_weight = std::max(largest_weight, args.w[i].n * k);
+    largest_weight = std::max(largest_weight, transient(args.w[i]));
     if (args.round_output) largest_result = std::max(largest_result, args.m * args.w[i].n);
   }
   Parts parts;
@@ -63,29 +135,11 @@ void forward_bf16(ops::Device& device, const ops::LinearArgs& args) {
                result_at = parts.add<bf16>(largest_result);
   void* block = device.workspace(parts.bytes());
   bf16* x = part<bf16>(block, x_at);
-  bf16* result = part<bf16>(block, result_at);
-  check(to_bf16(args.x, args.m * k, x, device.stream), "linear_forward");
+  round_input(device, args.x, args.norm, args.m, k, x);
   for (int32_t i = 0; i < args.count; ++i) {
-    const ops::Weight& w = args.w[i];
-    if (!weights[i]) {
-      bf16* copy = part<bf16>(block, weight_at);
-      check(to_bf16(w.data, w.n * k, copy, device.stream), "linear_forward");
-      weights[i] = copy;
-    }
-    Product p = product(args, w);
-    p.a = x;
-    p.b = weights[i];
-    p.operands = ops::DType::BF16;
-    p.c = args.y[i];
-    if (args.round_output) {
-      p.c = result;
-      p.result = ops::DType::BF16;
-      p.accumulate = false;
-    }
-    device.products.run(p, device.stream);
-    if (args.round_output)
-      check(from_bf16(result, args.m * w.n, args.accumulate ? args.y[i] : nullptr, args.y[i], device.stream),
-            "linear_forward");
+    const bf16* weight = rounded(device, args.w[i], part<bf16>(block, weight_at));
+    product_bf16(device, args.m, args.per_row, x, args.w[i], weight, args.round_output,
+                 part<bf16>(block, result_at), args.residual, args.y[i]);
   }
 }
 

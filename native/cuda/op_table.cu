@@ -26,6 +26,12 @@ void require_product_mode(ops::ProductMode mode, const char* message) {
   require(mode == ops::ProductMode::FP32 || mode == ops::ProductMode::BF16, message);
 }
 
+void require_norm_width(int64_t d) {
+  if (d < 1 || d > kMaxNormWidth)
+    throw Unavailable("rms_norm on CUDA: d is " + std::to_string(d) + ", must be 1 to " +
+                      std::to_string(kMaxNormWidth));
+}
+
 // ---------------------------------------------------------------- products
 
 Status linear_forward_entry(Device* device, const ops::LinearArgs* args) {
@@ -40,7 +46,27 @@ Status linear_forward_entry(Device* device, const ops::LinearArgs* args) {
               "linear_forward: n and k must be at least 1, and k the same for all weights");
       require(w.packs == a.w[0].packs, "linear_forward: weights of one call must share their pack cache");
     }
+    require(!a.residual || a.count == 1, "linear_forward: a residual needs count 1");
+    if (a.norm.weight) require_norm_width(a.w[0].k);
     linear_forward(*device, a);
+  });
+}
+
+Status feed_forward_entry(Device* device, const ops::FeedForwardArgs* args) {
+  return operation(device, args, [&](const ops::FeedForwardArgs& a) {
+    const bool gated = a.w_up.data != nullptr;
+    require(a.x && a.y && a.norm.weight, "feed_forward: x, y or norm is null");
+    require(a.w_gate.data && a.w_down.data, "feed_forward: w_gate or w_down is null");
+    require(a.m >= 1 && a.per_row >= 1 && a.w_gate.n >= 1,
+            "feed_forward: m, per_row and f must be at least 1");
+    require(a.w_down.n == a.w_gate.k && a.w_down.k == a.w_gate.n, "feed_forward: w_down must be [d, f]");
+    require(!gated || (a.w_up.n == a.w_gate.n && a.w_up.k == a.w_gate.k),
+            "feed_forward: w_up must be [f, d]");
+    require(a.w_down.packs == a.w_gate.packs && (!gated || a.w_up.packs == a.w_gate.packs),
+            "feed_forward: its weights must share their pack cache");
+    require_product_mode(a.mode, "feed_forward: mode must be FP32 or BF16");
+    require_norm_width(a.w_gate.k);
+    feed_forward(*device, a);
   });
 }
 
@@ -172,12 +198,6 @@ Status embedding_backward_entry(Device* device, const ops::EmbeddingBackwardArgs
   });
 }
 
-void require_norm_width(int64_t d) {
-  if (d < 1 || d > kMaxNormWidth)
-    throw Unavailable("rms_norm on CUDA: d is " + std::to_string(d) + ", must be 1 to " +
-                      std::to_string(kMaxNormWidth));
-}
-
 Status rms_norm_forward_entry(Device* device, const ops::RmsNormArgs* args) {
   return operation(device, args, [&](const ops::RmsNormArgs& a) {
     require(a.m >= 0, "rms_norm_forward: m is negative");
@@ -276,6 +296,7 @@ constexpr ops::OpTable kTable = {
     .pack_cache_bytes = pack_cache_bytes,
     .linear_forward = linear_forward_entry,
     .linear_backward = linear_backward_entry,
+    .feed_forward = feed_forward_entry,
     .linear_cross_entropy = linear_cross_entropy_entry,
     .attention_forward = attention_forward_entry,
     .attention_backward = attention_backward_entry,

@@ -46,12 +46,18 @@ cudaError_t to_bf16(const float* x, int64_t n, bf16* y, cudaStream_t stream);
 cudaError_t from_bf16(const bf16* x, int64_t n, const float* residual, float* y, cudaStream_t stream);
 
 cudaError_t rms_norm_forward(const ops::RmsNormArgs& args, cudaStream_t stream);
+// The same, rounded to BF16 into y, which is an operand of a product next; args.y is not used.
+cudaError_t rms_norm_forward_bf16(const ops::RmsNormArgs& args, bf16* y, cudaStream_t stream);
 // d is at most kMaxNormWidth.
 constexpr int64_t kMaxNormWidth = 8192;
 size_t rms_norm_backward_workspace(int64_t m, int64_t d);
 cudaError_t rms_norm_backward(const ops::RmsNormBackwardArgs& args, void* workspace, cudaStream_t stream);
 
 cudaError_t swiglu_forward(const ops::SwigluArgs& args, cudaStream_t stream);
+// Between two BF16 products: h [n] from gate and up [n] (null: silu alone), with FP32 copies of both where
+// wanted.
+cudaError_t swiglu_forward_bf16(const bf16* gate, const bf16* up, int64_t n, float* kept_gate, float* kept_up,
+                                bf16* h, cudaStream_t stream);
 cudaError_t swiglu_backward(const ops::SwigluBackwardArgs& args, cudaStream_t stream);
 
 // The sum goes to device memory.

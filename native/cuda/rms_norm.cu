@@ -6,7 +6,7 @@
 // row, so that the order of every sum is fixed. A second kernel adds the blocks' partial dw in order.
 //
 // Roofline (bandwidth; H100: 3.35 TB/s), m = 16,384, d = 768:
-//   forward   8 m d bytes = 101 MB: 30 µs;  4 m d FLOPs
+//   forward   8 m d bytes = 101 MB: 30 µs, to BF16 6 m d = 75 MB: 23 µs;  4 m d FLOPs
 //   backward  12 m d bytes (16 m d when dx accumulates) plus 8 m d / kRowsPerBlock of partial sums = 154 MB:
 //   46 µs (61 µs); 11 m d FLOPs
 #include "cuda/launch.h"
@@ -31,6 +31,10 @@ struct Slice<true> {
     return {{x.x, x.y, x.z, x.w}};
   }
   DUOKV_DEVICE void store(float* p) const { store4(p, make_float4(v[0], v[1], v[2], v[3])); }
+  DUOKV_DEVICE void store(bf16* p) const {
+    store2(reinterpret_cast<float*>(p),
+           make_float2(__uint_as_float(pack_bf16(v[0], v[1])), __uint_as_float(pack_bf16(v[2], v[3]))));
+  }
 };
 
 template <>
@@ -39,13 +43,13 @@ struct Slice<false> {
   float v[1];
   DUOKV_DEVICE static Slice load(const float* p) { return {{*p}}; }
   DUOKV_DEVICE void store(float* p) const { *p = v[0]; }
+  DUOKV_DEVICE void store(bf16* p) const { *p = __float2bfloat16_rn(v[0]); }
 };
 
 // y may alias x: an element is read for the last time before it is written.
-template <bool Vector>
+template <bool Vector, class Y>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize)
-    rms_norm_forward_kernel(const float* x, const float* w, int64_t m, int d, float eps, float* y,
-                            float* rstd) {
+    rms_norm_forward_kernel(const float* x, const float* w, int64_t m, int d, float eps, Y* y, float* rstd) {
   using S = Slice<Vector>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t row = int64_t{blockIdx.x} * kForwardWarps + threadIdx.x / kWarpSize;
@@ -135,13 +139,22 @@ __global__ void __launch_bounds__(kSumColumns* kSumGroups)
 
 }  // namespace
 
-cudaError_t rms_norm_forward(const ops::RmsNormArgs& args, cudaStream_t stream) {
+template <class Y>
+static cudaError_t launch_forward(const ops::RmsNormArgs& args, Y* y, cudaStream_t stream) {
   if (args.m == 0) return cudaSuccess;
-  const auto kernel = vectorizable(args.d, {args.x, args.w, args.y}) ? rms_norm_forward_kernel<true>
-                                                                     : rms_norm_forward_kernel<false>;
+  const auto kernel = vectorizable(args.d, {args.x, args.w, y}) ? rms_norm_forward_kernel<true, Y>
+                                                                : rms_norm_forward_kernel<false, Y>;
   const dim3 grid(static_cast<unsigned>(ceil_div(args.m, kForwardWarps)));
   return DUOKV_LAUNCH(kernel, grid, kForwardWarps * kWarpSize, 0, stream, args.x, args.w, args.m,
-                      static_cast<int>(args.d), args.eps, args.y, args.rstd);
+                      static_cast<int>(args.d), args.eps, y, args.rstd);
+}
+
+cudaError_t rms_norm_forward(const ops::RmsNormArgs& args, cudaStream_t stream) {
+  return launch_forward(args, args.y, stream);
+}
+
+cudaError_t rms_norm_forward_bf16(const ops::RmsNormArgs& args, bf16* y, cudaStream_t stream) {
+  return launch_forward(args, y, stream);
 }
 
 size_t rms_norm_backward_workspace(int64_t m, int64_t d) {

@@ -33,7 +33,8 @@ struct SkinnyParameters {
   const void* weight[3];
   float* y[3];
   int64_t n[3], end[3];
-  bool vector_x, round_operands, round_output, accumulate;
+  bool vector_x, round_operands, round_output;
+  const float* residual;  // [m, n[0]], may be y[0]; null: 0
 };
 
 DUOKV_DEVICE float round_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, blocks_per_processor(Ro
     for (int i = 0; i < S::kOwned; ++i) {
       const int64_t row = first_row + (owned + i) / Columns, column = group.first + (owned + i) % Columns;
       y[i] = owner && row < p.m && column < group.n ? group.y + row * group.n + column : nullptr;
-      before[i] = p.accumulate && y[i] ? *y[i] : 0;
+      before[i] = p.residual && y[i] ? p.residual[row * group.n + column] : 0;
     }
     float sum[S::kSums] = {};
     for (int k = 0; k < p.depth; k += S::kDepth * S::kStep) {
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, blocks_per_processor(Ro
     for (int i = 0; i < S::kOwned; ++i) {
       if (!y[i]) continue;
       const float value = p.round_output ? round_bf16(sum[i]) : sum[i];
-      *y[i] = p.accumulate ? before[i] + value : value;
+      *y[i] = p.residual ? before[i] + value : value;
     }
   }
 }
@@ -298,7 +299,7 @@ cudaError_t skinny_product(const ops::LinearArgs& args, const void* const weight
   p.vector_x = vectorizable(depth, {args.x});
   p.round_operands = args.mode == ops::ProductMode::BF16;
   p.round_output = args.round_output;
-  p.accumulate = args.accumulate;
+  p.residual = args.residual;
   bool vector = depth % (bf16_weights ? 8 : 4) == 0;
   for (int32_t i = 0; i < args.count; ++i) {
     p.weight[i] = weights[i];

@@ -22,7 +22,7 @@
 
 namespace duokv::ops {
 
-inline constexpr uint32_t kAbiVersion = 2;
+inline constexpr uint32_t kAbiVersion = 3;
 
 enum Status : int32_t {
   kOk = 0,
@@ -66,17 +66,40 @@ struct Weight {
   PackCache* packs;  // null in training
 };
 
-// y[i] [m, n_i] = x [m, k] · W[i]ᵀ for up to three weights that read the same x.
+// RMSNorm(x; weight) on the way into a product, as in RmsNormArgs. weight == null: x as it is.
+struct Norm {
+  const float* weight;
+  float eps;
+};
+
+// y[i] [m, n_i] = residual + norm(x) [m, k] · W[i]ᵀ for up to three weights that read the same x.
 struct LinearArgs {
   const float* x;
   int64_t m;
   int64_t
       per_row;  // positions per batch row: may choose the kernel, where m, which batch mates change, may not
+  Norm norm;
   int32_t count;  // 1 … 3
   Weight w[3];
   float* y[3];
-  bool accumulate;    // y += ...: the residual stream
+  const float* residual;  // [m, n_0], may be y[0]; null: 0. Only where count is 1
   bool round_output;  // round the product to BF16 before storing or adding: projections and FFN under BF16
+  ProductMode mode;
+};
+
+// The feed-forward block with its residual: y = x + h · W_downᵀ, h = silu(gate) * up, gate = n · W_gateᵀ,
+// up = n · W_upᵀ, n = norm(x). Without W_up (data == null): h = silu(gate), the adapter.
+struct FeedForwardArgs {
+  const float* x;  // [m, d]
+  float* y;        // may be x
+  int64_t m;
+  int64_t per_row;  // as in LinearArgs
+  Norm norm;
+  Weight w_gate, w_up;  // [f, d]
+  Weight w_down;        // [d, f]
+  float* gate;          // [m, f] kept for the backward pass; null: not wanted
+  float* up;            // likewise
+  bool round_output;    // of every product, as in LinearArgs
   ProductMode mode;
 };
 
@@ -352,6 +375,7 @@ struct OpTable {
 
   Status (*linear_forward)(Device*, const LinearArgs*);
   Status (*linear_backward)(Device*, const LinearBackwardArgs*);
+  Status (*feed_forward)(Device*, const FeedForwardArgs*);
   Status (*linear_cross_entropy)(Device*, const LinearCrossEntropyArgs*);
 
   Status (*attention_forward)(Device*, const AttentionArgs*);

@@ -90,8 +90,16 @@ struct Case {
   Floats run_forward(ops::Device* device, ops::PackCache* packs, bool accumulate,
                      bool round_output = false) const {
     Array<float> xs(device, x), ws(device, w), ys(device, y);
-    const ops::LinearArgs args{
-        xs.data(), s.m, 1, 1, {{ws.data(), s.n, s.k, 1, packs}}, {ys.data()}, accumulate, round_output, mode};
+    const ops::LinearArgs args{xs.data(),
+                               s.m,
+                               1,
+                               {},
+                               1,
+                               {{ws.data(), s.n, s.k, 1, packs}},
+                               {ys.data()},
+                               accumulate ? ys.data() : nullptr,
+                               round_output,
+                               mode};
     check(table().linear_forward(device, &args));
     return ys.get();
   }
@@ -229,7 +237,8 @@ DUOKV_TEST(stale_copies_are_never_read) {
     Packs packs(device());
     expect(packs.bytes() == 0, "an empty cache holds %lld bytes", static_cast<long long>(packs.bytes()));
     Array<float> x(device(), first.x), w(device(), first.w), y(device(), first.y);
-    ops::LinearArgs args{x.data(), 4, 1, 1, {{w.data(), 70, 96, 7, packs}}, {y.data()}, false, false, mode};
+    ops::LinearArgs args{x.data(),   4,       1,     {},  1, {{w.data(), 70, 96, 7, packs}},
+                         {y.data()}, nullptr, false, mode};
     check(table().linear_forward(device(), &args));
     expect_bitwise("version 7", y.get(), first.run_forward(device(), nullptr, false));
     const int64_t bytes = packs.bytes();
@@ -277,7 +286,7 @@ DUOKV_TEST(weights_that_share_x_give_what_each_gives_alone) {
       const auto alone = [&](const Case& one) {
         Case shared = one;
         shared.x = a.x;
-        return shared.run_forward(device(), nullptr, true);
+        return shared.run_forward(device(), nullptr, false);
       };
       Array<float> x(device(), a.x), wa(device(), a.w), wb(device(), b.w), wc(device(), c.w),
           ya(device(), a.y), yb(device(), b.y), yc(device(), c.y);
@@ -285,10 +294,11 @@ DUOKV_TEST(weights_that_share_x_give_what_each_gives_alone) {
           x.data(),
           m,
           1,
+          {},
           3,
           {{wa.data(), 97, 40, 1, nullptr}, {wb.data(), 33, 40, 1, nullptr}, {wc.data(), 64, 40, 1, nullptr}},
           {ya.data(), yb.data(), yc.data()},
-          true,
+          nullptr,
           false,
           mode};
       check(table().linear_forward(device(), &args));
@@ -299,11 +309,34 @@ DUOKV_TEST(weights_that_share_x_give_what_each_gives_alone) {
   }
 }
 
+// A norm on the way in and a residual elsewhere are the operations one after the other.
+DUOKV_TEST(norm_and_residual) {
+  for (Mode mode : {Mode::FP32, Mode::BF16}) {
+    for (int64_t m : {1, 37}) {
+      Case c({m, 40, 97}, mode, 710);
+      Rng rng(711);
+      const Floats weight = rng.normals(40), residual = rng.normals(m * 97);
+      const Array<float> x(device(), c.x), w(device(), c.w), norm(device(), weight),
+          normalised(device(), m * 40), y(device(), m * 97), added(device(), residual);
+      const ops::LinearArgs args{
+          x.data(),     m,     1,   {norm.data(), 1e-5f}, 1, {{w.data(), 97, 40, 1, nullptr}}, {y.data()},
+          added.data(), false, mode};
+      check(table().linear_forward(device(), &args));
+      const ops::RmsNormArgs rms{x.data(), norm.data(), m, 40, 1e-5f, normalised.data(), nullptr};
+      check(table().rms_norm_forward(device(), &rms));
+      c.x = normalised.get();
+      c.y = residual;
+      expect_bitwise("y", y.get(), c.run_forward(device(), nullptr, true));
+      expect_bitwise("residual", added.get(), residual);
+    }
+  }
+}
+
 DUOKV_TEST(bad_arguments_are_refused_before_anything_is_written) {
   const Case c({2, 8, 8}, Mode::FP32, 800);
   Array<float> x(device(), c.x), w(device(), c.w), y(device(), c.y);
-  const ops::LinearArgs good{x.data(),   2,     1,     1,         {{w.data(), 8, 8, 1, nullptr}},
-                             {y.data()}, false, false, Mode::FP32};
+  const ops::LinearArgs good{x.data(),   2,       1,     {},        1, {{w.data(), 8, 8, 1, nullptr}},
+                             {y.data()}, nullptr, false, Mode::FP32};
   const auto refuse = [&](const char* what, auto change) {
     ops::LinearArgs args = good;
     change(args);
@@ -317,6 +350,12 @@ DUOKV_TEST(bad_arguments_are_refused_before_anything_is_written) {
   refuse("k 0", [](auto& args) { args.w[0].k = 0; });
   refuse("no weight", [](auto& args) { args.count = 0; });
   refuse("4 weights", [](auto& args) { args.count = 4; });
+  refuse("a residual of two", [](auto& args) {
+    args.count = 2;
+    args.w[1] = args.w[0];
+    args.y[1] = args.y[0];
+    args.residual = args.y[0];
+  });
   refuse("TF32x3", [](auto& args) { args.mode = Mode::TF32x3; });
   expect_status(table().linear_forward(device(), nullptr), ops::kInvalid, "no arguments");
   expect_bitwise("y is untouched", y.get(), c.y);

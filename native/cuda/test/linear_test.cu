@@ -69,7 +69,6 @@ void check_forward(ops::Device& device, const Forward& f, ops::PackCache* packs)
   args.m = f.m;
   args.per_row = f.per_row;
   args.count = static_cast<int32_t>(f.n.size());
-  args.accumulate = f.accumulate;
   args.round_output = f.round_output;
   args.mode = f.mode;
   for (size_t i = 0; i < f.n.size(); ++i) {
@@ -79,6 +78,7 @@ void check_forward(ops::Device& device, const Forward& f, ops::PackCache* packs)
     y_device.push_back(std::make_unique<Array<float>>(before[i]));
     args.w[i] = {weights_device[i]->data(), f.n[i], f.k, 1, packs};
     args.y[i] = y_device[i]->data();
+    if (f.accumulate) args.residual = args.y[i];
   }
   stream().synchronize();
   linear_forward(device, args);
@@ -104,7 +104,108 @@ DUOKV_CASE(forward_of_every_kind) {
           if (round_output && mode == ProductMode::FP32) continue;
           check_forward(device, {m, per_row, 24, {40}, mode, accumulate, round_output}, nullptr);
           ops::PackCache packs(device);
-          check_forward(device, {m, per_row, 72, {48, 17, 16}, mode, accumulate, round_output}, &packs);
+          if (accumulate) {
+            check_forward(device, {m, per_row, 72, {17}, mode, true, round_output}, &packs);
+          } else {
+            check_forward(device, {m, per_row, 72, {48, 17, 16}, mode, false, round_output}, &packs);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A norm on the way in and a residual elsewhere are the operations one after the other.
+DUOKV_CASE(norm_and_residual) {
+  ops::Device device(0);
+  constexpr int64_t kK = 72, kN = 24;
+  for (const int64_t m : {1, 3, 21}) {
+    for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
+      const std::vector<float> residual = normals(count(m, kN), 4);
+      const Array<float> x(normals(count(m, kK), 1)), w(normals(count(kN, kK), 2)),
+          norm(normals(count(1, kK), 3)), added(residual), normalised(count(m, kK)), fused(count(m, kN)),
+          apart(residual);
+      ops::LinearArgs args = {};
+      args.x = x.data();
+      args.m = args.per_row = m;
+      args.norm = {norm.data(), 1e-5f};
+      args.count = 1;
+      args.w[0] = {w.data(), kN, kK, 1, nullptr};
+      args.y[0] = fused.data();
+      args.residual = added.data();
+      args.round_output = mode == ProductMode::BF16;
+      args.mode = mode;
+      stream().synchronize();
+      linear_forward(device, args);
+      test::check(
+          rms_norm_forward({x.data(), norm.data(), m, kK, 1e-5f, normalised.data(), nullptr}, device.stream));
+      args.x = normalised.data();
+      args.norm = {};
+      args.y[0] = apart.data();
+      args.residual = apart.data();
+      linear_forward(device, args);
+      finish(device);
+      expect_equal("y", fused.get(), apart.get());
+      expect_equal("residual", added.get(), residual);
+    }
+  }
+}
+
+// The block is its operations in turn, but for h, which is rounded once either way.
+DUOKV_CASE(feed_forward_is_its_operations) {
+  ops::Device device(0);
+  constexpr int64_t kD = 40, kF = 72;
+  for (const int64_t m : {1, 3, 21}) {
+    for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
+      for (const bool gated : {true, false}) {
+        for (const bool kept : {true, false}) {
+          const Array<float> x(normals(count(m, kD), 1)), norm(normals(count(1, kD), 2)),
+              gate_weight(normals(count(kF, kD), 3)), up_weight(normals(count(kF, kD), 4)),
+              down_weight(normals(count(kD, kF), 5)), y(count(m, kD)), kept_gate(count(m, kF)),
+              kept_up(count(m, kF)), gate(count(m, kF)), up(count(m, kF)), h(count(m, kF)),
+              apart(count(m, kD));
+          const bool round = mode == ProductMode::BF16;
+          stream().synchronize();
+          feed_forward(device, {x.data(),
+                                y.data(),
+                                m,
+                                m,
+                                {norm.data(), 1e-5f},
+                                {gate_weight.data(), kF, kD, 1, nullptr},
+                                {gated ? up_weight.data() : nullptr, kF, kD, 1, nullptr},
+                                {down_weight.data(), kD, kF, 1, nullptr},
+                                kept ? kept_gate.data() : nullptr,
+                                kept && gated ? kept_up.data() : nullptr,
+                                round,
+                                mode});
+          ops::LinearArgs in = {};
+          in.x = x.data();
+          in.m = in.per_row = m;
+          in.norm = {norm.data(), 1e-5f};
+          in.count = gated ? 2 : 1;
+          in.w[0] = {gate_weight.data(), kF, kD, 1, nullptr};
+          in.w[1] = {up_weight.data(), kF, kD, 1, nullptr};
+          in.y[0] = gate.data();
+          in.y[1] = up.data();
+          in.round_output = round;
+          in.mode = mode;
+          linear_forward(device, in);
+          test::check(
+              swiglu_forward({gate.data(), gated ? up.data() : nullptr, m * kF, h.data()}, device.stream));
+          ops::LinearArgs out = {};
+          out.x = h.data();
+          out.m = out.per_row = m;
+          out.count = 1;
+          out.w[0] = {down_weight.data(), kD, kF, 1, nullptr};
+          out.y[0] = apart.data();
+          out.residual = x.data();
+          out.round_output = round;
+          out.mode = mode;
+          linear_forward(device, out);
+          finish(device);
+          expect_equal("y", y.get(), apart.get());
+          if (kept) expect_equal("gate", kept_gate.get(), gate.get());
+          if (kept && gated) expect_equal("up", kept_up.get(), up.get());
         }
       }
     }

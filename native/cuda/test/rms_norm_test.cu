@@ -67,6 +67,26 @@ void compare(const Shape& shape, bool aliased) {
   }
 }
 
+DUOKV_CASE(rounds_to_bf16) {
+  for (const Shape& shape : kShapes) {
+    const auto [m, d] = shape;
+    const auto count = static_cast<size_t>(m * d);
+    Array<float> x(normals(count, 1)), w(normals(static_cast<size_t>(d), 3)), y(count);
+    Array<bf16> rounded(count);
+    const ops::RmsNormArgs args{x.data(), w.data(), m, d, kEps, y.data(), nullptr};
+    check(rms_norm_forward(args, stream()));
+    check(rms_norm_forward_bf16(args, rounded.data(), stream()));
+    const std::vector<float> expected = y.get();
+    const std::vector<bf16> got = rounded.get();
+    std::vector<float> widened, nearest;
+    for (size_t i = 0; i < count; ++i) {
+      widened.push_back(__bfloat162float(got[i]));
+      nearest.push_back(__bfloat162float(__float2bfloat16_rn(expected[i])));
+    }
+    expect_equal(std::to_string(m) + " x " + std::to_string(d), widened, nearest);
+  }
+}
+
 DUOKV_CASE(matches_fp64) {
   for (const Shape& shape : kShapes) compare(shape, false);
 }

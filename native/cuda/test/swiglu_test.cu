@@ -70,6 +70,38 @@ DUOKV_CASE(accepts_unaligned_arrays) {
   for (const size_t offset : {1, 2, 4}) compare(1024, offset, true, false);
 }
 
+// Between BF16 products: the FP32 operation on widened inputs, its result rounded.
+DUOKV_CASE(stands_between_bf16_products) {
+  for (const size_t n : kSizes) {
+    for (const bool gated : {false, true}) {
+      for (const bool kept : {false, true}) {
+        const auto round = [&](const std::vector<float>& values) {
+          std::vector<bf16> rounded;
+          for (const float value : values) rounded.push_back(__float2bfloat16_rn(value));
+          return rounded;
+        };
+        const auto widen = [](const std::vector<bf16>& values) {
+          std::vector<float> wide;
+          for (const bf16 value : values) wide.push_back(__bfloat162float(value));
+          return wide;
+        };
+        const std::vector<bf16> gate = round(normals(n, 1, 3)), up = round(normals(n, 2));
+        Array<bf16> dev_gate(gate), dev_up(up), h(n);
+        Array<float> wide_gate(widen(gate)), wide_up(widen(up)), wide_h(n), kept_gate(n), kept_up(n);
+        const auto count = static_cast<int64_t>(n);
+        check(swiglu_forward_bf16(dev_gate.data(), gated ? dev_up.data() : nullptr, count,
+                                  kept ? kept_gate.data() : nullptr, kept && gated ? kept_up.data() : nullptr,
+                                  h.data(), stream()));
+        check(swiglu_forward({wide_gate.data(), gated ? wide_up.data() : nullptr, count, wide_h.data()},
+                             stream()));
+        expect_equal("h", widen(h.get()), widen(round(wide_h.get())));
+        if (kept) expect_equal("gate", kept_gate.get(), widen(gate));
+        if (kept && gated) expect_equal("up", kept_up.get(), widen(up));
+      }
+    }
+  }
+}
+
 DUOKV_CASE(saturates_without_overflow) {
   const std::vector<float> gate = {-200, -88, 0, 88, 200, -1e30f, 1e30f, 1}, ones(gate.size(), 1.0f);
   Array<float> dev_gate(gate), dev_ones(ones), dev_h(gate.size()), dev_dgate(gate.size());
