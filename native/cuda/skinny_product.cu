@@ -33,7 +33,7 @@ struct SkinnyParameters {
   const void* weight[3];
   float* y[3];
   int64_t n[3], end[3];
-  bool vector_x, round_operands, round_output;
+  bool round_operands, round_output;
   const float* residual;  // [m, n[0]], may be y[0]; null: 0
 };
 
@@ -95,7 +95,7 @@ DUOKV_DEVICE void scatter_sums(float* v, int lane) {
   if constexpr (Distance > 1) scatter_sums<(Count > 1 ? Count / 2 : 1), Distance / 2>(v, lane);
 }
 
-// Vector: rows of W start at multiples of 16 bytes.
+// Vector: rows of x and W start at multiples of 16 bytes.
 template <bool Bf16, bool Vector, int Rows, int Columns>
 struct Skinny {
   using W = Weights<Bf16>;
@@ -140,19 +140,26 @@ struct Skinny {
   // A row's k in the order in which lanes read it: of a step first every lane's first four, then, under BF16,
   // every lane's last four.
   DUOKV_DEVICE static void stage(const SkinnyParameters& p, int64_t first_row, float* shared_x) {
-    constexpr int kQuads = W::kCount / 4;
+    constexpr int kHalves = W::kCount / 4;
     const int quads = p.padded / 4;
-    for (int i = static_cast<int>(threadIdx.x); i < Rows * quads; i += static_cast<int>(blockDim.x)) {
-      const int row = i / quads, quad = i % quads, k = quad * 4;
-      float4 v = make_float4(0, 0, 0, 0);
-      if (first_row + row < p.m && k < p.depth) {
-        const float* from = p.x + (first_row + row) * p.depth + k;
-        v = p.vector_x ? load4(from) : Weights<false>::gather(from, p.depth - k);
+    for (int quad = static_cast<int>(threadIdx.x); quad < quads; quad += static_cast<int>(blockDim.x)) {
+      const int k = quad * 4;
+      float4 v[Rows];
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        v[r] = make_float4(0, 0, 0, 0);
+        if (first_row + r >= p.m || k >= p.depth) continue;
+        const float* from = p.x + (first_row + r) * p.depth + k;
+        v[r] = Vector ? load4(from) : Weights<false>::gather(from, p.depth - k);
       }
-      if (p.round_operands)
-        v = make_float4(round_bf16(v.x), round_bf16(v.y), round_bf16(v.z), round_bf16(v.w));
-      const int lane = quad / kQuads % kWarpSize, half = quad % kQuads, step = quad / (kQuads * kWarpSize);
-      store4(shared_x + row * p.padded + step * kStep + (half * kWarpSize + lane) * 4, v);
+      const int lane = quad / kHalves % kWarpSize, half = quad % kHalves, step = quad / (kHalves * kWarpSize);
+      float* to = shared_x + step * kStep + (half * kWarpSize + lane) * 4;
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) {
+        if (p.round_operands)
+          v[r] = make_float4(round_bf16(v[r].x), round_bf16(v[r].y), round_bf16(v[r].z), round_bf16(v[r].w));
+        store4(to + r * quads * 4, v[r]);
+      }
     }
   }
 
@@ -296,11 +303,12 @@ cudaError_t skinny_product(const ops::LinearArgs& args, const void* const weight
   p.x = args.x;
   p.m = args.m;
   p.depth = static_cast<int>(depth);
-  p.vector_x = vectorizable(depth, {args.x});
+  p.round_operands = args.mode == ops::ProductMode::BF16;
+  p.round_output = args.round_output;
   p.round_operands = args.mode == ops::ProductMode::BF16;
   p.round_output = args.round_output;
   p.residual = args.residual;
-  bool vector = depth % (bf16_weights ? 8 : 4) == 0;
+  bool vector = depth % (bf16_weights ? 8 : 4) == 0 && vectorizable(depth, {args.x});
   for (int32_t i = 0; i < args.count; ++i) {
     p.weight[i] = weights[i];
     p.y[i] = args.y[i];
