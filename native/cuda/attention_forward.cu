@@ -3,28 +3,29 @@
 // A block owns a tile of one KV head's stacked query rows and goes through the tiles of entries that any of
 // them sees, first bank first, with an online softmax in base 2. Each bank keeps its own maximum and sum, so
 // that its log-sum-exp is exact however far the banks' scores are apart; the output accumulates relative to
-// the larger maximum. Masks are applied only in tiles that some row does not see whole.
+// the larger maximum. A warp passes over tiles that none of its rows sees, and masks only those that some row
+// does not see whole. Masked weights are zeros, so an infinite or NaN value also reaches rows of its tile
+// that do not see it; finite values never do.
 //
-// Few queries leave most of the GPU idle. Then the entries are cut into parts at fixed multiples of absolute
-// position, blocks go through one part each, and a second kernel adds the parts in order. Whether and where
-// to cut depends on the number of queries and the mode only, so that a query's bits do not depend on its
-// batch.
+// Few queries leave most of the GPU idle. Then the entries are cut into parts at fixed distances, blocks go
+// through one part each, and a second kernel adds the parts in order. Whether and where to cut depends on the
+// mode, the number of queries and the position of the row's first entry only, so that a query's bits do not
+// depend on its batch.
 //
-//   FP32     FFMA: each thread holds 8 x 8 scores and 8 x head_dim / 8 outputs; K, V, Q and the weights in
-//            shared memory, K of the next tile arriving while the weights are applied, V while scores are
-//            computed.
-//   TF32x3   mma m16n8k8, a warp per 16 rows, tiles of 32 entries in two buffers. Q is split once and kept in
-//            shared memory in the order of fragments. K indices are permuted within 16 columns so that
-//            fragments of Q and K are 16-byte loads and the scores are the next product's left operand as
-//            they stand; V columns likewise.
-//   BF16     mma m16n8k16, Q in registers, tiles of 64 entries in two buffers. FP32 banks go through
-//            registers, where they are rounded; BF16 banks are copied asynchronously.
+//   FP32     attention_simt.cuh: FFMA; a thread has 8 x 8 scores and 8 x head_dim / 8 outputs. K of the next
+//            tile arrives while weights are applied, V while scores are computed. Two blocks on an SM.
+//   TF32x3   attention_mma.cuh: mma m16n8k8; a warp has 32 rows, so that a fragment of K or V is split once
+//            for two products. Tiles of 32 entries in two buffers; Q is split once and kept in shared memory
+//            in the order of fragments. K indices are permuted so that fragments of Q and K are 16-byte loads
+//            and the scores are the next product's left operand as they stand; V columns likewise.
+//   BF16     the same with mma m16n8k16 and Q in registers. BF16 banks come by cp.async in tiles of 64; FP32
+//            banks pass through registers, where they are rounded, in tiles of 32.
 //
 // Roofline: 4 head_dim FLOPs per query row and entry seen. At head_dim 64, 12 heads over 4 KV heads, batch 1,
-// 1,792 queries (19.3 M pairs): 4.9 GFLOP; H100: FP32 at 67 TFLOP/s 74 µs, TF32x3 at a third of 495 TFLOP/s
-// 30 µs, BF16 at 990 TFLOP/s 5 µs. mma.sync reaches about 60 % of these tensor core rates. Training, 64 x
-// 2,048 in documents of 600 with a window of 128 beside (650 M pairs): 167 GFLOP, TF32x3 1.0 ms, BF16 0.2 ms
-// against 0.24 ms for its 0.8 GB of Q, K, V and output.
+// 1,792 queries (19.3 M pairs): 4.9 GFLOP; H100: FP32 at 67 TFLOP/s 74 µs, TF32x3 at a third of 380 TFLOP/s
+// 39 µs, BF16 at 800 TFLOP/s 6 µs. mma.sync reaches about 60 % of the tensor cores' rate. Training, 64 x 2,048
+// in documents of 600 with a window of 128 beside (660 M pairs): 170 GFLOP: TF32x3 1.3 ms, BF16 0.2 ms,
+// against 0.4 ms at 3 TB/s for the 1.1 GB of Q, K and V of two banks, and output.
 #include <algorithm>
 
 #include "cuda/attention_mma.cuh"

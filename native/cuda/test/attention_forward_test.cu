@@ -43,7 +43,7 @@ const Reference& reference_of(const std::string& name, const Problem& p) {
 void compare(const std::string& what, Problem p, ProductMode mode) {
   p.mode = mode;
   // FP32 and TF32x3 round nothing.
-  const Reference& expected = reference_of(what + (mode == ProductMode::BF16 ? " rounded" : ""), p);
+  const Reference expected = reference_of(what + (mode == ProductMode::BF16 ? " rounded" : ""), p);
   const Forward got = run(p);
   const std::string name = what + ", " + name_of(mode);
   expect_relative(name + ": out", got.out, expected.out, limit_of(mode));
@@ -71,7 +71,7 @@ Problem problem_of(const Shape& s, Rng& rng) {
     bank.head_major = rng.integer(0, 1);
     for (int64_t row = 0; row < s.batch; ++row) {
       const int32_t length = p.positions[static_cast<size_t>(row)] + static_cast<int32_t>(s.queries);
-      const int32_t count = row % 3 == 2 ? length / 2 : length;
+      const int32_t count = row % 3 == 2 ? length / 2 : std::min(length, 512);
       bank.rows.push_back(random_entries(rng, p, length - count, count));
     }
     if (window > 0) bank.bias = rng.normals(s.batch * s.queries, 2);
@@ -87,7 +87,7 @@ const Shape kShapes[] = {{1, 2, 1, 1, 16, 0, 9, {0, -1}},          // fewer quer
                          {1, 53, 3, 1, 64, 31, 1000, {0, 32}},     // one document, a group of three
                          {1, 23, 7, 1, 128, 43, 30, {0, 16}},      // a group that divides no tile
                          {1, 43, 4, 2, 32, 90, 50, {64, 8}},       // two windows
-                         {1, 11, 2, 1, 64, 500, 1000, {0, 128}}};  // three parts
+                         {1, 11, 2, 1, 64, 541, 1000, {0, 128}}};  // 512 entries in three parts
 
 DUOKV_CASE(odd_shapes) {
   for (size_t i = 0; i < std::size(kShapes); ++i) {
@@ -151,7 +151,7 @@ DUOKV_CASE(tf32x3_is_as_accurate_as_fp32) {
     for (float& x : p.q) x *= scale;
     for (float& x : p.banks[0].rows[0].k) x /= scale;
     for (float& x : p.banks[0].rows[0].v) x = x * scale + scale;
-    const Reference& expected = reference_of("scale " + std::to_string(std::log10(scale)), p);
+    const Reference expected = reference_of("scale " + std::to_string(std::log10(scale)), p);
     p.mode = ProductMode::FP32;
     const double fp32 = rms(run(p).out, expected.out);
     p.mode = ProductMode::TF32x3;

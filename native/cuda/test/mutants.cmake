@@ -333,9 +333,9 @@ duokv_mutant(attention_forward minus_infinity_is_nothing checked
 duokv_mutant(attention_forward lse_in_base_two checked
              [[(first.max + log2f(first.sum)) * kLn2]]
              [[first.max + log2f(first.sum)]] attention_block.cuh)
-duokv_mutant(attention_forward head_of_group checked
-             [[kv_head * group + index % group]]
-             [[kv_head * group + (index + 1) % group]] attention_block.cuh)
+duokv_mutant(attention_forward first_kv_head checked
+             [[tile.kv_head * source.head_stride]]
+             [[0 * source.head_stride]] attention_block.cuh)
 duokv_mutant(attention_forward combine_bound checked [[if (vector >= vectors) return;]] "")
 duokv_mutant(attention_forward combine_weight checked
              [[exp2_approximate(largest - over_both)]]
