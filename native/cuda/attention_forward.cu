@@ -23,9 +23,9 @@
 //
 // Roofline: 4 head_dim FLOPs per query row and entry seen. At head_dim 64, 12 heads over 4 KV heads, batch 1,
 // 1,792 queries (19.3 M pairs): 4.9 GFLOP; H100: FP32 at 67 TFLOP/s 74 µs, TF32x3 at a third of 380 TFLOP/s
-// 39 µs, BF16 at 800 TFLOP/s 6 µs. mma.sync reaches about 60 % of the tensor cores' rate. Training, 64 x 2,048
-// in documents of 600 with a window of 128 beside (660 M pairs): 170 GFLOP: TF32x3 1.3 ms, BF16 0.2 ms,
-// against 0.4 ms at 3 TB/s for the 1.1 GB of Q, K and V of two banks, and output.
+// 39 µs, BF16 at 800 TFLOP/s 6 µs; mma.sync reaches about 60 % of the tensor cores' rate. Training, 64 rows
+// of 2,048 in documents of 600 with a window of 128 beside (660 M pairs): 170 GFLOP: TF32x3 1.3 ms, BF16
+// 0.2 ms, against 0.4 ms at 3 TB/s for the 1.3 GB of Q, K and V of two banks, and output.
 #include <algorithm>
 
 #include "cuda/attention_mma.cuh"
@@ -125,6 +125,8 @@ cudaError_t launch_tiles(Kernel kernel, int block_rows, size_t shared_bytes, con
                          const Partition& partition, int64_t batch_rows, cudaStream_t stream) {
   DUOKV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared_bytes)));
+  // Two blocks of most kernels fit on an SM whose memory is not spent on L1.
+  DUOKV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
   const int64_t rows = args.queries * (args.query_heads / args.kv_heads);
   const dim3 grid(static_cast<unsigned>(args.kv_heads * partition.parts),
                   static_cast<unsigned>(ceil_div(rows, block_rows)), static_cast<unsigned>(batch_rows));
