@@ -64,8 +64,9 @@ struct Split {
   uint32_t big[N], small[N];
 };
 
-// The nearest TF32 value for |x| < 2^114, else Inf or NaN; NaN stays NaN. A multiplication and an FMA, where
-// cvt.rna is several integer instructions that run at half the rate: 8193 x, rounded to 24 bits, is a
+// The nearest TF32 value for |x| < 2^114, else Inf or NaN; NaN stays NaN. Within 2^-12 below a power of two
+// it may be that power's other neighbour, still no more than 2^-11 |x| away. A multiplication and an FMA,
+// where cvt.rna is several integer instructions that run at half the rate: 8193 x, rounded to 24 bits, is a
 // multiple of 2^13 units of x's last place, and so is 8192 x.
 DUOKV_DEVICE float nearest_tf32(float x) { return fmaf(x, -8192.0f, x * 8193.0f); }
 
