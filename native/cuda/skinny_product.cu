@@ -305,8 +305,6 @@ cudaError_t skinny_product(const ops::LinearArgs& args, const void* const weight
   p.depth = static_cast<int>(depth);
   p.round_operands = args.mode == ops::ProductMode::BF16;
   p.round_output = args.round_output;
-  p.round_operands = args.mode == ops::ProductMode::BF16;
-  p.round_output = args.round_output;
   p.residual = args.residual;
   bool vector = depth % (bf16_weights ? 8 : 4) == 0 && vectorizable(depth, {args.x});
   for (int32_t i = 0; i < args.count; ++i) {
