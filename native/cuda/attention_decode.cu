@@ -19,7 +19,6 @@
 namespace duokv::cuda {
 namespace {
 
-using attention::admit;
 using attention::base_of;
 using attention::kBanks;
 using attention::kMinusInfinity;
@@ -107,9 +106,8 @@ DUOKV_DEVICE float rounded(float x, bool round) {
   return round ? __bfloat162float(__float2bfloat16_rn(x)) : x;
 }
 
-// One chunk of one bank and the group of one KV head. `shared` is [group] * head_dim values of q, then
-// [kWarps, group]
-// * head_dim of outputs, then [kWarps, group] of largest scores and sums.
+// One chunk of one bank and the group of one KV head. `shared` holds q [group, head_dim], outputs [kWarps,
+// group, head_dim], then largest scores and sums [kWarps, group].
 template <class T, int HeadDim>
 DUOKV_DEVICE void chunk_sums(const ops::AttentionArgs& args, int bank, int chunk, int slot, int kv_head,
                              int64_t batch, const Partial& partial, float* shared) {
@@ -235,40 +233,82 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Block: query head x, batch row y; a thread per element.
-__global__ void attention_combine_kernel(const __grid_constant__ ops::AttentionArgs args,
-                                         const Partial partial) {
-  const int head = static_cast<int>(blockIdx.x), element = static_cast<int>(threadIdx.x);
+// Adds the chunks of one query head up. Block: query head x, batch row y. A thread has four elements and
+// every kShares-th chunk of each bank, counted from the bank's first, so that chunks that hold nothing move
+// no other.
+template <int HeadDim>
+__global__ void __launch_bounds__(kThreads)
+    attention_combine_kernel(const __grid_constant__ ops::AttentionArgs args, const Partial partial) {
+  constexpr int kColumns = HeadDim / 4, kShares = kThreads / kColumns, kInFlight = 4;
+  DUOKV_SHARED(float, outputs, [kShares][HeadDim]);
+  DUOKV_SHARED(float, runnings, [kShares][4]);  // of both banks: largest score and sum
+  const int head = static_cast<int>(blockIdx.x), share = static_cast<int>(threadIdx.x) / kColumns,
+            column = static_cast<int>(threadIdx.x) % kColumns * 4;
   const int64_t batch = blockIdx.y;
-  const int64_t first = batch * partial.chunks.total * args.query_heads + head;
-  // The largest score of all, so that the second pass needs no rescaling.
+
   Running bank[kBanks];
+  float4 out = make_float4(0, 0, 0, 0);
   int slot = 0;
 #pragma unroll
   for (int b = 0; b < kBanks; ++b) {
-    const int end = slot + partial.chunks.of_bank[b];
-    for (int c = slot; c < end; ++c)
-      bank[b].max = fmaxf(bank[b].max, partial.running[first + int64_t{c} * args.query_heads].x);
-    slot = end;
-  }
-  const float base = base_of(fmaxf(bank[0].max, bank[1].max));
-  float out = 0;
-  slot = 0;
+    const int chunks = partial.chunks.of_bank[b];
+    const int64_t first = (batch * partial.chunks.total + slot) * args.query_heads + head;
+    for (int chunk = share; chunk < chunks; chunk += kInFlight * kShares) {
+      float2 running[kInFlight];
+      float4 part[kInFlight];
 #pragma unroll
-  for (int b = 0; b < kBanks; ++b) {
-    const int end = slot + partial.chunks.of_bank[b];
-    for (int c = slot; c < end; ++c) {
-      const int64_t vector = first + int64_t{c} * args.query_heads;
-      const float2 running = partial.running[vector];
-      if (running.y == 0) continue;  // nothing was written
-      bank[b].sum = fmaf(running.y, exp2_approximate(running.x - base_of(bank[b].max)), bank[b].sum);
-      out = fmaf(partial.out[vector * args.head_dim + element], exp2_approximate(running.x - base), out);
+      for (int i = 0; i < kInFlight; ++i) {
+        const int at = chunk + i * kShares;
+        running[i] = make_float2(kMinusInfinity, 0);
+        if (at < chunks) running[i] = partial.running[first + int64_t{at} * args.query_heads];
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int64_t vector = first + int64_t{chunk + i * kShares} * args.query_heads;
+        part[i] = make_float4(0, 0, 0, 0);
+        // Else nothing was written.
+        if (running[i].y != 0) part[i] = load4(partial.out + vector * HeadDim + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (running[i].y == 0) continue;
+        const auto step = attention::admit(bank[b], b == 0 ? kMinusInfinity : bank[0].max, running[i].x);
+        const float weight = exp2_approximate(running[i].x - step.base), factor = weight * step.factor;
+        bank[b].sum = fmaf(running[i].y, weight, bank[b].sum);
+        out.x = fmaf(part[i].x, factor, out.x * step.shrink);
+        out.y = fmaf(part[i].y, factor, out.y * step.shrink);
+        out.z = fmaf(part[i].z, factor, out.z * step.shrink);
+        out.w = fmaf(part[i].w, factor, out.w * step.shrink);
+      }
     }
-    slot = end;
+    slot += chunks;
   }
+  store4(&outputs[share][column], out);
+  if (column == 0) store4(runnings[share], make_float4(bank[0].max, bank[0].sum, bank[1].max, bank[1].sum));
+  __syncthreads();
+  if (share != 0) return;
+
+  float4 total = load4(runnings[0]);
+  for (int i = 1; i < kShares; ++i) {
+    const float4 other = load4(runnings[i]);
+    total.x = fmaxf(total.x, other.x), total.z = fmaxf(total.z, other.z);
+  }
+  const float base = base_of(fmaxf(total.x, total.z));
+  total.y = total.w = 0;
+  out = make_float4(0, 0, 0, 0);
+  for (int i = 0; i < kShares; ++i) {
+    const float4 other = load4(runnings[i]), part = load4(&outputs[i][column]);
+    const float factor = exp2_approximate(fmaxf(other.x, other.z) - base);
+    total.y = fmaf(other.y, exp2_approximate(other.x - base_of(total.x)), total.y);
+    total.w = fmaf(other.w, exp2_approximate(other.z - base_of(total.z)), total.w);
+    out.x = fmaf(part.x, factor, out.x), out.y = fmaf(part.y, factor, out.y);
+    out.z = fmaf(part.z, factor, out.z), out.w = fmaf(part.w, factor, out.w);
+  }
+  bank[0].max = total.x, bank[0].sum = total.y, bank[1].max = total.z, bank[1].sum = total.w;
   const int64_t vector = batch * args.query_heads + head;
-  const float factor = attention::finish(args, batch, 0, vector, bank[0], bank[1], element == 0);
-  args.out[vector * args.head_dim + element] = out * factor;
+  const float factor = attention::finish(args, batch, 0, vector, bank[0], bank[1], column == 0);
+  store4(args.out + vector * HeadDim + column,
+         make_float4(out.x * factor, out.y * factor, out.z * factor, out.w * factor));
 }
 
 size_t out_bytes(const ops::AttentionArgs& args, const Chunks& chunks) {
@@ -286,9 +326,14 @@ cudaError_t launch_decode(const ops::AttentionArgs& args, const Partial& partial
                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared)));
   }
-  const dim3 grid(static_cast<unsigned>(partial.chunks.total * args.kv_heads),
-                  static_cast<unsigned>(args.batch));
-  return DUOKV_LAUNCH(attention_decode_kernel<HeadDim>, grid, kThreads, shared, stream, args, partial);
+  const auto batch = static_cast<unsigned>(args.batch);
+  if (partial.chunks.total > 0) {
+    const dim3 grid(static_cast<unsigned>(partial.chunks.total * args.kv_heads), batch);
+    DUOKV_CUDA_TRY(
+        DUOKV_LAUNCH(attention_decode_kernel<HeadDim>, grid, kThreads, shared, stream, args, partial));
+  }
+  const dim3 grid(static_cast<unsigned>(args.query_heads), batch);
+  return DUOKV_LAUNCH(attention_combine_kernel<HeadDim>, grid, kThreads, 0, stream, args, partial);
 }
 
 }  // namespace
@@ -304,16 +349,11 @@ cudaError_t attention_decode(const ops::AttentionArgs& args, void* workspace, cu
   auto* const out = static_cast<float*>(workspace);
   const Partial partial = {
       out, reinterpret_cast<float2*>(static_cast<char*>(workspace) + out_bytes(args, chunks)), chunks};
-  if (chunks.total > 0) {
-    const auto launch = args.head_dim == 16   ? launch_decode<16>
-                        : args.head_dim == 32 ? launch_decode<32>
-                        : args.head_dim == 64 ? launch_decode<64>
-                                              : launch_decode<128>;
-    DUOKV_CUDA_TRY(launch(args, partial, stream));
-  }
-  const dim3 grid(static_cast<unsigned>(args.query_heads), static_cast<unsigned>(args.batch));
-  return DUOKV_LAUNCH(attention_combine_kernel, grid, static_cast<unsigned>(args.head_dim), 0, stream, args,
-                      partial);
+  const auto launch = args.head_dim == 16   ? launch_decode<16>
+                      : args.head_dim == 32 ? launch_decode<32>
+                      : args.head_dim == 64 ? launch_decode<64>
+                                            : launch_decode<128>;
+  return launch(args, partial, stream);
 }
 
 }  // namespace duokv::cuda
