@@ -41,7 +41,7 @@ duokv_mutant(rms_norm sum_divergent_barrier checked [[  group_sum[group][column]
 duokv_mutant(rms_norm sum_lost_group checked [[int i = 1; i < kSumGroups;]] [[int i = 2; i < kSumGroups;]])
 duokv_mutant(rms_norm sum_block_bound checked [[b < first + run && b < blocks]] [[b < first + run]])
 duokv_mutant(rms_norm unaligned_vectors checked
-             [[vectorizable(args.d, {args.x, args.w, args.y})]]
+             [[vectorizable(args.d, {args.x, args.w, y})]]
              [[args.d % 2 == 0]])
 
 duokv_mutant(swiglu forward_bound checked [=[if (i < n) h[i]]=] [=[h[i]]=])
@@ -50,8 +50,8 @@ duokv_mutant(swiglu forward_vector_bound checked
   const float4 g = load4(gate + i), u = up ? load4(up + i) : make_float4(1, 1, 1, 1);]]
              [[const float4 g = load4(gate + i), u = up ? load4(up + i) : make_float4(1, 1, 1, 1);]])
 duokv_mutant(swiglu forward_swapped_elements checked
-             [[forward(g.x, u.x), forward(g.y, u.y)]]
-             [[forward(g.y, u.y), forward(g.x, u.x)]])
+             [[make_float4(forward(g.x, u.x), forward(g.y, u.y)]]
+             [[make_float4(forward(g.y, u.y), forward(g.x, u.x)]])
 duokv_mutant(swiglu backward_bound checked [[  if (i >= n) return;
   const Gradients d]] [[  const Gradients d]])
 duokv_mutant(swiglu backward_missing_term checked [[s * (1.0f + gate * (1.0f - s))]] [[s * (1.0f + gate)]])
