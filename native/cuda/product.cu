@@ -157,7 +157,9 @@ bool Products::serves_any_height(const Product& p, cublasLtMatmulDesc_t operatio
   if (attribute(CUBLASLT_ALGO_CONFIG_SPLITK_NUM) > 1 ||
       attribute(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) != CUBLASLT_REDUCTION_SCHEME_NONE)
     return false;
-  for (const int64_t rows : {int64_t{1}, p.reference_rows + 1, 64 * p.reference_rows}) {
+  const int64_t most = (int64_t{1} << 31) / std::max(p.columns, p.depth);  // elements of a matrix
+  for (const int64_t rows : {int64_t{1}, p.reference_rows + 1, 8 * p.reference_rows}) {
+    if (rows > std::max<int64_t>(most, 1)) continue;
     const Layouts tried = layouts(library_, p, rows);
     cublasLtMatmulHeuristicResult_t result = {};
     const cublasStatus_t status = library_.cublasLtMatmulAlgoCheck(

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { fileURLToPath } from 'node:url';
 
 import { Model, openDevice } from '../../lib/index.js';
-import { randomBatch, rejectsWith, small } from '../api/support.js';
+import { randomTokens, rejectsWith, small } from '../api/support.js';
 import { duokv, duokvJson } from '../cli/command.js';
 
 const GOLDEN = fileURLToPath(new URL('../fixtures/golden/', import.meta.url));
@@ -58,7 +58,7 @@ describe('the emulated card', () => {
     );
     assert.equal(device.info().memory.used, before);
     using model = await Model.create(device, config);
-    assert.equal((await model.logits(randomBatch(config, 1, 5))).length, 5 * config.vocab);
+    assert.equal((await model.logits({ rows: 1, tokens: randomTokens(5, config.vocab) })).length, 5 * config.vocab);
   });
 
   it('refuses a head that its kernels do not know', async () => {
@@ -66,7 +66,7 @@ describe('the emulated card', () => {
     const config = small();
     using model = await Model.create(device, config);
     await rejectsWith('ERR_DEVICE_UNAVAILABLE', /head_dim is 8, must be 16, 32, 64 or 128/, () =>
-      model.logits(randomBatch(config, 1, 5)),
+      model.logits({ rows: 1, tokens: randomTokens(5, config.vocab) }),
     );
   });
 

@@ -157,7 +157,11 @@ std::string DeviceMemory::describe(const void* address) const {
 }
 
 bool DeviceMemory::owns(const void* begin, size_t bytes) const {
-  return region.contains(begin) && region.first_below(begin, bytes, ByteState::kUninitialised) == bytes;
+  char* p = const_cast<char*>(static_cast<const char*>(begin));
+  const auto next = allocations_.upper_bound(p);
+  if (next == allocations_.begin()) return false;
+  const auto& [user, allocation] = *std::prev(next);
+  return !allocation.freed && p + bytes <= user + allocation.bytes;
 }
 
 void DeviceMemory::reset() {
