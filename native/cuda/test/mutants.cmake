@@ -344,3 +344,61 @@ duokv_mutant(attention_forward a_part_too_few checked [[longest + kPartAlignment
 duokv_mutant(attention_forward alignment_unchecked checked
              [=[args.banks[bank].position_stride % width != 0]=]
              [[false]])
+
+duokv_mutant(attention_decode position_not_clamped checked
+             [[min(max(position_of(r), seen.begin), seen.end - 1)]]
+             [[max(position_of(r), seen.begin)]])
+duokv_mutant(attention_decode entries_beside checked [[r * S::kAtOnce + beside;]] [[r * S::kAtOnce;]])
+duokv_mutant(attention_decode one_chunk_less checked
+             [[(entries + chunk - 2) / chunk + 1]]
+             [[(entries + chunk - 1) / chunk]])
+duokv_mutant(attention_decode short_workspace checked
+             [[static_cast<size_t>(args.batch * chunks.total * args.query_heads) * sizeof(float2);]]
+             [[static_cast<size_t>(args.batch * chunks.total * args.query_heads) * sizeof(float);]])
+duokv_mutant(attention_decode combine_unwritten_chunk checked
+             [[if (running[i].y != 0) part[i] =]]
+             [[part[i] =]])
+duokv_mutant(attention_decode combine_bank_weight checked
+             [[factor = weight * step.factor;]]
+             [[factor = weight;]])
+duokv_mutant(attention_decode combine_lost_share checked
+             [[chunk += kInFlight * kShares]]
+             [[chunk += (kInFlight + 1) * kShares]])
+duokv_mutant(attention_decode combine_barrier checked [[  __syncthreads();
+  if (share != 0)]] [[  if (share != 0)]])
+foreach(variant checked race)
+  duokv_mutant(attention_decode query_barrier ${variant} [[  __syncthreads();
+
+  const float scale]] [[  const float scale]])
+endforeach()
+
+duokv_mutant(rotary bound checked [[if (i >= pairs) return;]] "")
+duokv_mutant(rotary position_of_head checked [[positions[row]} * half]] [[positions[row]} * (half + 1)]])
+duokv_mutant(rotary direction checked [[direction * angle.y]] [[angle.y]])
+
+duokv_mutant(cache write_replaced_entry race [[if (entry + row.capacity < count) return;]] "")
+duokv_mutant(cache write_ring checked
+             [[(row.slot + entry) % row.capacity]]
+             [[row.slot + entry]])
+duokv_mutant(cache write_halves checked
+             [[store(v[source + half], stored_v + target + half)]]
+             [[store(v[source], stored_v + target + half)]])
+duokv_mutant(cache read_ring checked [[(slot + at.entry) % capacity]] [[(slot + at.entry)]])
+duokv_mutant(cache copy_ring checked
+             [[(dst_slot + at.entry) % dst_capacity]]
+             [[(dst_slot + at.entry) % src_capacity]])
+
+duokv_mutant(fuse forward_bound checked [[if (i >= n) return;]] "")
+duokv_mutant(fuse backward_row_bound checked
+             [[first + kRowsPerBlock < m ? kRowsPerBlock : m - first]]
+             [[kRowsPerBlock]])
+duokv_mutant(fuse backward_derivative checked [[beta * (1.0f - beta) * sum]] [[beta * sum]])
+duokv_mutant(fuse logit_not_accumulated checked [[if (threadIdx.x == 0) dlogit[head] +=]] [[if (threadIdx.x == 0) dlogit[head] =]])
+
+duokv_mutant(suffix_rows bound checked [[if (i >= elements) return;]] "")
+duokv_mutant(suffix_rows prefix checked [[(count - keep) * width]] [[0 * width]])
+duokv_mutant(suffix_rows not_added checked [=[sum(dst[other], src[i])]=] [=[src[i]]=])
+
+duokv_mutant(bf16 swapped_halves checked [[pack_bf16(a.x, a.y)]] [[pack_bf16(a.y, a.x)]])
+duokv_mutant(bf16 lost_residual checked [[residual ? residual[i] + value : value]] [[value]])
+duokv_mutant(bf16 high_keeps_low_bits checked [[& 0xFFFF0000u]] "")
