@@ -218,6 +218,8 @@ export interface NativeTrainer {
     tokens: number;
     seconds: number;
   }>;
+  /** In place of `gradients` or `step`, where this rank's batch cannot be used. */
+  refuse(): Promise<void>;
   checkRanks(): Promise<void>;
   readState(kind: 'gradient' | 'm' | 'v', name: string): Promise<Float32Array>;
   writeState(kind: 'm' | 'v', name: string, values: Float32Array): Promise<void>;

@@ -222,16 +222,6 @@ export class Trainer implements Disposable {
     return this.#native.disposed;
   }
 
-  #checkCall(options: { readonly signal?: AbortSignal }): void {
-    checkCallOptions(options, ['signal']);
-    if (options.signal !== undefined && this.#group !== undefined) {
-      throw new DuokvError(
-        'ERR_ARGUMENT',
-        'options.signal: one rank cannot abort a call that all make; agree through group.sum to make no more',
-      );
-    }
-  }
-
   #batch(batch: TargetBatch): NativeBatch {
     const { rows, tokens, documentIds, targets, targetDocumentIds } = checkTargetBatch(
       batch,
@@ -246,6 +236,31 @@ export class Trainer implements Disposable {
     };
   }
 
+  /** Makes a call with what was given, checked and copied. Where it cannot be used, the ranks that wait for this one learn so. */
+  async #call<T>(
+    batch: TargetBatch,
+    options: { readonly signal?: AbortSignal },
+    call: (input: NativeBatch) => Promise<T>,
+  ): Promise<T> {
+    let input: NativeBatch;
+    try {
+      checkCallOptions(options, ['signal']);
+      if (options.signal !== undefined && this.#group !== undefined) {
+        throw new DuokvError(
+          'ERR_ARGUMENT',
+          'options.signal: one rank cannot abort a call that all make; agree through group.sum to make no more',
+        );
+      }
+      input = this.#batch(batch);
+    } catch (error) {
+      if (this.#group !== undefined) {
+        await this.model.lane.run(() => callEngine(() => this.#native.refuse()));
+      }
+      throw error;
+    }
+    return call(input);
+  }
+
   /**
    * Gradients of the mean loss over the valid targets of the whole batch; no update. Errors: `ERR_SHAPE`,
    * `ERR_TOKEN_RANGE`, `ERR_DOCUMENT_IDS`, `ERR_NO_TARGETS`, `ERR_DEVICE_MEMORY`, `ERR_DISPOSED`,
@@ -258,20 +273,20 @@ export class Trainer implements Disposable {
     batch: TargetBatch,
     options: { readonly signal?: AbortSignal } = {},
   ): Promise<GradientResult> {
-    this.#checkCall(options);
-    const input = this.#batch(batch);
-    return this.model.lane.exclusive(async () => {
-      const result = await callEngine(
-        (cancellation) => this.#native.gradients(input, cancellation),
-        options.signal,
-      );
-      const gradients = new Map<string, Float32Array>();
-      // One call each: allocating all of them at once would keep the event loop waiting.
-      for (const { name } of this.model.plan.parameters) {
-        gradients.set(name, await callEngine(() => this.#native.readState('gradient', name)));
-      }
-      return { ...result, gradients };
-    });
+    return this.#call(batch, options, (input) =>
+      this.model.lane.exclusive(async () => {
+        const result = await callEngine(
+          (cancellation) => this.#native.gradients(input, cancellation),
+          options.signal,
+        );
+        const gradients = new Map<string, Float32Array>();
+        // One call each: allocating all of them at once would keep the event loop waiting.
+        for (const { name } of this.model.plan.parameters) {
+          gradients.set(name, await callEngine(() => this.#native.readState('gradient', name)));
+        }
+        return { ...result, gradients };
+      }),
+    );
   }
 
   /**
@@ -283,10 +298,10 @@ export class Trainer implements Disposable {
    * const { update, loss } = await trainer.step(batch, { signal });
    */
   async step(batch: TargetBatch, options: { readonly signal?: AbortSignal } = {}): Promise<StepResult> {
-    this.#checkCall(options);
-    const input = this.#batch(batch);
-    return this.model.lane.run(() =>
-      callEngine((cancellation) => this.#native.step(input, cancellation), options.signal),
+    return this.#call(batch, options, (input) =>
+      this.model.lane.run(() =>
+        callEngine((cancellation) => this.#native.step(input, cancellation), options.signal),
+      ),
     );
   }
 

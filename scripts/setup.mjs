@@ -98,9 +98,7 @@ function requireApt(packages) {
   );
 }
 
-function installSystemPackages() {
-  const packages = missingPackages();
-  if (packages.length === 0) return false;
+function aptInstall(packages) {
   say(`system packages: ${packages.join(', ')} ...`);
   const env = { DEBIAN_FRONTEND: 'noninteractive' };
   const install = () => run('apt-get', ['install', '-y', '--no-install-recommends', ...packages], { env });
@@ -114,11 +112,30 @@ function installSystemPackages() {
     run('apt-get', ['update'], { env });
     install();
   }
+}
+
+function installSystemPackages() {
+  const packages = missingPackages();
+  if (packages.length === 0) return false;
+  aptInstall(packages);
   const still = missingPackages();
   if (still.length > 0) {
     throw new SetupError(`apt-get succeeded, yet this is still missing: ${still.join(', ')}.`);
   }
   return true;
+}
+
+/** MPI, which training with several CPU ranks needs and nothing else does: installed where that is allowed. */
+function installMpi() {
+  if (versionOf('mpirun') && versionOf('mpicxx')) return;
+  const packages = ['libopenmpi-dev', 'openmpi-bin'];
+  try {
+    requireApt(packages);
+    aptInstall(packages);
+  } catch (error) {
+    if (!(error instanceof SetupError)) throw error;
+    say(`going on without MPI, so without training on several CPU ranks (Debian: ${packages.join(', ')})`);
+  }
 }
 
 const modified = (file) => fs.statSync(file, { throwIfNoEntry: false })?.mtimeMs ?? 0;
@@ -189,6 +206,7 @@ if (process.argv.includes('--emulator')) {
   });
 }
 
+const nativeBuild = steps.find(({ name }) => name === 'native build');
 const isStale = (step) =>
   step.isStale?.() ?? (!fs.existsSync(step.output) || modified(step.stamp) < newest(...step.sources()));
 
@@ -260,6 +278,7 @@ try {
   if (packages.length > 0 || steps.some(isStale)) {
     await lock();
     if (installSystemPackages()) done++;
+    if (isStale(nativeBuild)) installMpi();
     for (const step of steps) {
       if (!isStale(step)) continue;
       perform(step);

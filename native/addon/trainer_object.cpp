@@ -37,6 +37,7 @@ void TrainerObject::define(Napi::Env env) {
   Environment::of(env).trainer = Napi::Persistent(DefineClass(
       env, "NativeTrainer",
       {InstanceMethod<&TrainerObject::gradients>("gradients"), InstanceMethod<&TrainerObject::step>("step"),
+       InstanceMethod<&TrainerObject::refuse>("refuse"),
        InstanceMethod<&TrainerObject::check_ranks>("checkRanks"),
        InstanceMethod<&TrainerObject::read_state>("readState"),
        InstanceMethod<&TrainerObject::write_state>("writeState"),
@@ -127,6 +128,19 @@ Napi::Value TrainerObject::step(const Napi::CallbackInfo& info) {
           result.Set("seconds", step.seconds);
           return result;
         });
+  });
+}
+
+Napi::Value TrainerObject::refuse(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&]() -> Napi::Value {
+    resource_->require_live();
+    return resource_->call(
+        info.Env(), receiver(info), std::make_shared<CancelFlag>(),
+        [slot = resource_->slot](Cancel cancel) {
+          slot->get().refuse(cancel);
+          return Done{};
+        },
+        Undefined());
   });
 }
 

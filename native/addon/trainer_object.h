@@ -43,7 +43,8 @@ class TrainerResource final : public Resource {
 };
 
 // A trainer. JavaScript: disposed, bytes, update, gradients(batch, cancellation), step(batch, cancellation),
-// checkRanks(), readState(kind, name), writeState(kind, name, values), setUpdate(update), dispose().
+// refuse(), checkRanks(), readState(kind, name), writeState(kind, name, values), setUpdate(update),
+// dispose().
 class TrainerObject : public Napi::ObjectWrap<TrainerObject> {
  public:
   static void define(Napi::Env env);
@@ -56,6 +57,7 @@ class TrainerObject : public Napi::ObjectWrap<TrainerObject> {
  private:
   Napi::Value gradients(const Napi::CallbackInfo& info);
   Napi::Value step(const Napi::CallbackInfo& info);
+  Napi::Value refuse(const Napi::CallbackInfo& info);
   Napi::Value check_ranks(const Napi::CallbackInfo& info);
   Napi::Value read_state(const Napi::CallbackInfo& info);
   Napi::Value write_state(const Napi::CallbackInfo& info);

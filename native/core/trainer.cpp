@@ -162,6 +162,11 @@ double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, doub
   return sum * scale;
 }
 
+void Trainer::refuse(Cancel cancel) {
+  DataParallel::Opening opening{0, 0, fingerprint(*model_, options_, update_), true};
+  parallel_.open(opening, cancel);
+}
+
 DataParallel::Opening Trainer::open(const Batch& batch, Cancel cancel) {
   DataParallel::Opening opening{0, batch.rows * batch.length, fingerprint(*model_, options_, update_), false};
   std::exception_ptr refusal;

@@ -66,6 +66,9 @@ class Trainer {
   // One global batch: gradients, clip, AdamW. Nothing changes when it throws.
   StepResult step(const Batch& batch, Cancel cancel);
 
+  // In place of gradients() or step() on a rank whose caller has found its rows unusable: theirs throw.
+  void refuse(Cancel cancel);
+
   // State of one parameter tensor, FP32 [elements]: "gradient", "m" or "v".
   enum class State { Gradient, FirstMoment, SecondMoment };
   void read_state(State, const std::string& name, float* out, int64_t elements) const;

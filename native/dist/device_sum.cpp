@@ -48,13 +48,13 @@ DeviceSum::DeviceSum(std::shared_ptr<Collective> group, const ops::OpTable& back
   try {
     finish();
   } catch (...) {
-    table_->close(transport_, 0);
+    table_->close(transport_);
     throw;
   }
 }
 
 DeviceSum::~DeviceSum() {
-  if (table_ != nullptr) table_->close(transport_, healthy_ ? 1 : 0);
+  if (table_ != nullptr) table_->close(transport_);
 }
 
 void DeviceSum::begin(float* x, int64_t n) {
@@ -66,21 +66,14 @@ void DeviceSum::finish(Stop stop) {
   for (int32_t complete = 0; !complete;) {
     check(table_->wait(transport_, kWaitMilliseconds, &complete));
     if (complete) return;
-    try {
-      group_->check();
-      if (stop != nullptr && stop->load(std::memory_order_relaxed))
-        throw Error("ERR_DISTRIBUTED", "told to stop while it waited for gradients");
-    } catch (...) {
-      healthy_ = false;
-      throw;
-    }
+    group_->check();
+    if (stop != nullptr && stop->load(std::memory_order_relaxed))
+      throw Error("ERR_DISTRIBUTED", "told to stop while it waited for gradients");
   }
 }
 
 void DeviceSum::check(ops::Status status) {
-  if (status == ops::kOk) return;
-  healthy_ = false;
-  throw Error("ERR_DISTRIBUTED", table_->last_error());
+  if (status != ops::kOk) throw Error("ERR_DISTRIBUTED", table_->last_error());
 }
 
 }  // namespace duokv::dist

@@ -27,7 +27,6 @@ class DeviceSum {
   std::shared_ptr<Collective> group_;
   const TransportTable* table_ = nullptr;  // null: a group of one
   Transport* transport_ = nullptr;
-  bool healthy_ = true;
 };
 
 }  // namespace duokv::dist

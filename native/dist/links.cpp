@@ -172,7 +172,13 @@ bool Links::leave() noexcept {
     const auto all_leave = [&] {
       return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.goodbye; });
     };
-    while (failure_.empty() && !all_leave()) pump(1000);
+    while (failure_.empty() && !all_leave()) {
+      pump(1000);
+      for (const Peer& p : peers_)
+        if (!p.messages.empty())
+          record_failure(rank_,
+                         rank_name(rank_) + " left the group while " + rank_name(p.rank) + " calls it");
+    }
     if (rank_ == 0 && failure_.empty())
       for (Peer& p : peers_) send(p, Kind::Goodbye, rank_, nullptr, 0);
   } catch (const Error&) {
@@ -270,8 +276,8 @@ void Links::record_failure(int failed_rank, const std::string& what) noexcept {
   if (!failure_.empty()) return;
   failure_ = what;
   for (Peer& p : peers_) {
-    // Rank 0 hears of it from others; what it passes on, those concerned know.
-    if (p.closed || p.rank == failed_rank || (rank_ != 0 && failed_rank != rank_)) continue;
+    // Other ranks only speak for themselves.
+    if (p.closed || (rank_ != 0 && failed_rank != rank_)) continue;
     try {
       send(p, Kind::Failure, failed_rank, what.data(), static_cast<int64_t>(what.size()));
     } catch (const Error&) {

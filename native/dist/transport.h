@@ -29,8 +29,8 @@ struct TransportTable {
   ops::Status (*sum)(Transport*, float* x, int64_t n);
   // Waits for about this long at most.
   ops::Status (*wait)(Transport*, int32_t milliseconds, int32_t* complete);
-  // Not healthy: a rank has failed, and what was begun is dropped.
-  void (*close)(Transport*, int32_t healthy);
+  // Drops what is under way. Waits for no other rank.
+  void (*close)(Transport*);
 };
 
 // MPI besides: the library that finds the ranks which `mpirun` or `srun` started. Once per process.
@@ -40,6 +40,7 @@ struct MpiTable {
   ops::Status (*start)(int32_t* rank, int32_t* size, char* library);
   // Rank 0's bytes to all; for what must be known before other connections exist.
   ops::Status (*broadcast)(void* data, int64_t bytes);
+  // Not healthy: a rank has failed, and the others are not waited for.
   void (*stop)(int32_t healthy);
 };
 

@@ -77,6 +77,7 @@ class MpiThread {
 
   void begin(Range range) {
     const std::lock_guard lock(mutex_);
+    if (ending_) throw std::runtime_error("the group was closed");
     queue_.push_back(range);
     wake_.notify_one();
   }
@@ -93,6 +94,15 @@ class MpiThread {
     return complete;
   }
 
+  // Stops working on what is under way, whose memory may go. MPI can do little afterwards.
+  void drop() {
+    std::unique_lock lock(mutex_);
+    dropping_ = true;
+    wake_.notify_one();
+    finished_.wait(lock, [&] { return queue_.empty() && !moving_; });
+    dropping_ = false;
+  }
+
   // Ends the thread; what is under way stays so.
   void end() {
     {
@@ -101,6 +111,8 @@ class MpiThread {
       wake_.notify_one();
     }
     if (thread_.joinable()) thread_.join();
+    queue_.clear();
+    moving_ = false;
   }
 
  private:
@@ -110,6 +122,12 @@ class MpiThread {
       if (task_) {
         task_();
         task_ = nullptr;
+        finished_.notify_all();
+      }
+      if (dropping_) {
+        queue_.clear();
+        requests_.clear();
+        moving_ = false;
         finished_.notify_all();
       }
       std::deque<Range> begun;
@@ -122,7 +140,7 @@ class MpiThread {
       lock.lock();
       moving_ = !complete;
       if (complete) finished_.notify_all();
-      const auto has_work = [&] { return ending_ || task_ || !queue_.empty(); };
+      const auto has_work = [&] { return ending_ || dropping_ || task_ || !queue_.empty(); };
       if (complete)
         wake_.wait(lock, has_work);
       else if (!awaited_)
@@ -160,7 +178,7 @@ class MpiThread {
   std::deque<Range> queue_;
   std::vector<MPI_Request> requests_;  // the thread's own
   std::string failure_;
-  bool moving_ = false, awaited_ = false, ending_ = false;
+  bool moving_ = false, awaited_ = false, dropping_ = false, ending_ = false;
 };
 
 // Lives as long as the process: MPI can be started once.
@@ -189,7 +207,7 @@ Status wait(Transport*, int32_t milliseconds, int32_t* complete) {
   return guarded([&] { *complete = mpi_thread().wait(std::chrono::milliseconds(milliseconds)) ? 1 : 0; });
 }
 
-void close(Transport*, int32_t) {}
+void close(Transport*) { mpi_thread().drop(); }
 
 Status start(int32_t* rank, int32_t* size, char* library) {
   return guarded([&] {

@@ -1,0 +1,54 @@
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../../', import.meta.url));
+
+/** Whether ranks can be started here: a launcher, and an addon that was built with MPI. */
+export const hasMpi =
+  spawnSync('mpirun', ['--version']).status === 0 && existsSync(`${root}build/Release/duokv_mpi.so`);
+
+export interface Run {
+  code: number | null;
+  stdout: string;
+  stderr: string;
+}
+
+/** The environment of a process that no launcher started, whatever started the tests. */
+const plainEnvironment = Object.fromEntries(
+  Object.entries(process.env).filter(([name]) => !/^(OMPI_|PMI|PMIX_|SLURM_|RANK$|WORLD_SIZE$)/.test(name)),
+);
+
+/** Starts Node with `args` as `ranks` ranks, or as one process without a launcher. */
+export function startRanks(ranks: number, args: readonly string[], environment: NodeJS.ProcessEnv = {}) {
+  const launcher = ['--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '-np', String(ranks)];
+  const [command, all] =
+    ranks === 1 ? [process.execPath, args] : ['mpirun', [...launcher, process.execPath, ...args]];
+  const child = spawn(command, all, {
+    cwd: root,
+    env: { ...plainEnvironment, ...environment },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  const run: Run = { code: null, stdout: '', stderr: '' };
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    run.stdout += text;
+  });
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    run.stderr += text;
+  });
+  const outcome = new Promise<Run>((resolve, reject) => {
+    child.on('error', reject);
+    child.on('close', (code) => resolve({ ...run, code }));
+  });
+  return { child, outcome };
+}
+
+/** The process of a rank that `mpirun` started. */
+export function rankProcess(mpirun: ChildProcess, rank: number): number {
+  const children = readFileSync(`/proc/${mpirun.pid}/task/${mpirun.pid}/children`, 'utf8').trim().split(' ');
+  const found = children.find((pid) =>
+    readFileSync(`/proc/${pid}/environ`, 'latin1').includes(`OMPI_COMM_WORLD_RANK=${rank}\0`),
+  );
+  if (found === undefined) throw new Error(`mpirun has no rank ${rank} among ${children.join(', ')}`);
+  return Number(found);
+}
