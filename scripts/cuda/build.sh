@@ -22,7 +22,7 @@ wheel_folders() {
   python3 - <<'PYTHON'
 import glob, site, sys
 for folder in dict.fromkeys(site.getsitepackages() + sys.path):
-    for pattern in '/nvidia/cu[0-9]*', '/nvidia/cuda_*', '/nvidia/cublas':
+    for pattern in '/nvidia/cu[0-9]*', '/nvidia/cuda_*', '/nvidia/cublas', '/nvidia/nccl':
         for path in sorted(glob.glob(folder + pattern)):
             print(path)
 PYTHON
@@ -73,9 +73,18 @@ if ! finds cuda_runtime.h || ! finds cublasLt.h; then
   done
 fi
 
+# Without NCCL's header (pip install nvidia-nccl-cu13) the library trains on one GPU only.
+if ! finds nccl.h; then
+  for folder in "${wheels[@]}"; do
+    [ -f "$folder/include/nccl.h" ] && flags+=(-isystem "$folder/include")
+  done
+fi
+nccl=()
+if finds nccl.h; then nccl=(native/dist/nccl/nccl.cu); else echo "no nccl.h: built without NCCL"; fi
+
 "$nvcc" --version | sed -n 's/^Cuda compilation tools, /nvcc /p'
 # The largest files first, so that none of them is left for the end.
-mapfile -t sources < <(ls -S native/cuda/*.cu native/cuda/test/*.cu)
+mapfile -t sources < <(ls -S native/cuda/*.cu native/cuda/test/*.cu "${nccl[@]}")
 if [ "$(cat "$out/flags" 2>/dev/null)" != "$nvcc ${flags[*]}" ]; then
   rm -f "$out"/*.o
   echo "$nvcc ${flags[*]}" >"$out/flags"
@@ -84,7 +93,7 @@ compile() {
   local source=$1 object limits=()
   object=$out/$(basename "$source" .cu).o
   # A header that changed may concern every file.
-  if [ -e "$object" ] && [ -z "$(find native/cuda native/ops '(' -name '*.h' -o -name '*.cuh' -o -path "$source" ')' \
+  if [ -e "$object" ] && [ -z "$(find native/cuda native/ops native/dist '(' -name '*.h' -o -name '*.cuh' -o -path "$source" ')' \
     -newer "$object" -print -quit)" ]; then
     return
   fi
