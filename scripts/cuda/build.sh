@@ -128,10 +128,13 @@ for source in "${sources[@]}"; do
 done
 "$nvcc" -shared -cudart static "${link_flags[@]}" -Xlinker -z,defs,--exclude-libs,ALL "${objects[@]}" \
   -o "$out/libduokv_cuda.so"
+# From an archive a test program takes only the kernels that it tests.
+rm -f "$out/libkernels.a"
+ar rcs "$out/libkernels.a" "${objects[@]}"
 for test in "${sources[@]}"; do
   [[ $test == */test/*_test.cu ]] || continue
   name=$(basename "$test" .cu)
-  "$nvcc" -cudart static "${link_flags[@]}" "$out/$name.o" "${objects[@]}" -o "$out/$name"
+  "$nvcc" -cudart static "${link_flags[@]}" "$out/$name.o" "$out/libkernels.a" -o "$out/$name"
 done
 mkdir -p build/Release
 cp "$out/libduokv_cuda.so" build/Release/
