@@ -2,6 +2,7 @@ import { type Command, InvalidArgumentError, Option } from 'commander';
 
 import { PRECISIONS } from '../arguments.js';
 import { type BackendName, type Device, openDevice } from '../device.js';
+import { DuokvError } from '../errors.js';
 import type { Group } from '../group.js';
 import type { PrecisionName } from '../native.js';
 
@@ -62,12 +63,25 @@ export function withDevice(command: Command): Command {
     .option('--threads <count>', 'compute threads (default: what the process may use)', positiveInteger);
 }
 
-/** With a group, by default this rank's share of the CPUs, and the card of its number among the machine's ranks. */
-export function openChosenDevice(flags: DeviceFlags, group?: Group): Promise<Device> {
-  const several = group !== undefined && group.size > 1;
-  const backend = several && flags.backend === 'cuda' ? (`cuda:${group.localRank}` as const) : flags.backend;
+/**
+ * With several ranks: by default this rank's share of the CPUs, the card of its number among the machine's ranks, and under
+ * `auto` cards for all ranks or for none.
+ */
+export async function openChosenDevice(flags: DeviceFlags, group?: Group): Promise<Device> {
   const threads = flags.threads ?? group?.threads;
-  return openDevice(threads === undefined ? { backend } : { backend, threads });
+  const open = (backend: BackendName) =>
+    openDevice(threads === undefined ? { backend } : { backend, threads });
+  if (group === undefined || group.size === 1) return open(flags.backend);
+  const card = `cuda:${group.localRank}` as const;
+  if (flags.backend !== 'auto') return open(flags.backend === 'cuda' ? card : flags.backend);
+  const device = await open(card).catch((error: unknown) => {
+    if (error instanceof DuokvError && error.code === 'ERR_DEVICE_UNAVAILABLE') return undefined;
+    throw error;
+  });
+  const [cards] = await group.sum([device === undefined ? 0 : 1]);
+  if (device !== undefined && cards === group.size) return device;
+  await device?.close();
+  return open('cpu');
 }
 
 export function withPrecision(command: Command, standard: PrecisionName): Command {
