@@ -1,12 +1,13 @@
 // Linear layers, forward and backward.
 //
-// Few positions per row (decoding) go to the skinny kernel, which streams the weights once; everything else
-// to cuBLASLt. What decides is per_row, never m: a row must not depend on its batch mates. Under BF16 the
-// operands are rounded into scratch memory, weights into the pack cache when they are served.
+// Few positions per row (decoding) go to the skinny kernel, which streams the weights once, more of them
+// (prefill) under FP32 to our own product, as cuBLASLt leaves most of the GPU idle unless it may split sums,
+// everything else to cuBLASLt. What decides is per_row, never m: a row must not depend on its batch mates.
+// Under BF16 the operands are rounded into scratch memory, weights into the pack cache when they are served.
 //
-// Roofline: skinny_product.cu; cuBLASLt reaches its own (H100: about 50 of 67 TFLOP/s FP32, 600 to 700 of 989
-// BF16). The casts around a BF16 product move 6 bytes an element of x, and 6 (10 when it accumulates) of y:
-// m = 16,384, k = n = 768: 75 MB + 75 MB beside 19 GFLOP, 50 µs beside 30 µs.
+// Roofline: skinny_product.cu, fp32_product.cu; cuBLASLt reaches its own (H100: about 50 of 67 TFLOP/s FP32,
+// 600 to 700 of 989 BF16). The casts around a BF16 product move 6 bytes an element of x, and 6 (10 when it
+// accumulates) of y: m = 16,384, k = n = 768: 75 MB + 75 MB beside 19 GFLOP, 50 µs beside 30 µs.
 #include <algorithm>
 
 #include "cuda/linear.h"
@@ -28,6 +29,9 @@ Product product(int64_t m, int64_t per_row, const ops::Weight& w) {
 }
 
 namespace {
+
+// Per row, at most, of a served FP32 product that is ours.
+constexpr int64_t kFp32Positions = 4096;
 
 // y = residual, where the product is to be added to it there.
 void place_residual(ops::Device& device, const float* residual, int64_t n, float* y) {
@@ -111,6 +115,11 @@ void forward_fp32(ops::Device& device, const ops::LinearArgs& args) {
     check(rms_norm_forward({x, args.norm.weight, m, k, args.norm.eps, normalised, nullptr}, device.stream),
           "linear_forward");
     x = normalised;
+  }
+  if (args.w[0].packs && args.per_row <= kFp32Positions) {
+    ops::LinearArgs product = args;
+    product.x = x;
+    return check(fp32_product(product, device.stream), "linear_forward");
   }
   place_residual(device, args.residual, m * args.w[0].n, args.y[0]);
   for (int32_t i = 0; i < args.count; ++i) {

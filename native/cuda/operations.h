@@ -86,4 +86,10 @@ constexpr int64_t kSkinnyDepth = 40960;  // k, at most
 cudaError_t skinny_product(const ops::LinearArgs& args, const void* const weights[3], bool bf16_weights,
                            cudaStream_t stream);
 
+// Products in FP32 of weights that read the same rows, one launch: args.norm, round_output and mode are not
+// used. Every result is summed in order of k, so a row's bits depend on nothing but the row, and on no tile:
+// `tile` names one of kFp32Tiles; below 0 the shape chooses.
+constexpr int kFp32Tiles = 7;
+cudaError_t fp32_product(const ops::LinearArgs& args, cudaStream_t stream, int tile = -1);
+
 }  // namespace duokv::cuda
