@@ -108,15 +108,6 @@ DUOKV_CASE(matches_fp64) {
   compare({2, 2312, {2}, ProductMode::BF16, true});
 }
 
-// So many columns that a warp takes four at once, and more than one group: 132 processors are the emulator's.
-DUOKV_CASE(matches_fp64_with_many_columns) {
-  for (const int64_t m : {1, 2, 3, 6, 12}) {
-    compare({m, 12, {2122}});
-    compare({m, 24, {2122}, ProductMode::BF16, true});
-  }
-  compare({2, 132, {9000}});
-}
-
 DUOKV_CASE(takes_three_weights_in_one_launch) {
   compare({3, 36, {7, 2, 5}});
   compare({5, 40, {7, 1, 4}, ProductMode::BF16, true, false, true});
@@ -152,6 +143,15 @@ DUOKV_CASE(takes_widths_and_addresses_that_are_not_aligned) {
   }
   compare({5, 64, {6}, ProductMode::FP32, false, false, false, 1});
   compare({5, 64, {6}, ProductMode::BF16, true, true, false, 1});
+}
+
+// So many columns that a warp takes four at once, and more than one group: 132 processors are the emulator's.
+DUOKV_CASE(matches_fp64_with_many_columns) {
+  for (const int64_t m : {1, 2, 3, 6, 12}) {
+    compare({m, 12, {2122}});
+    compare({m, 24, {2122}, ProductMode::BF16, true});
+  }
+  compare({2, 132, {9000}});
 }
 
 DUOKV_CASE(refuses_rows_that_do_not_fit) {
