@@ -92,10 +92,11 @@ struct Layer {
   const char* name;
   std::vector<int64_t> n;  // of the weights that read the same x
   int64_t k;
+  bool normalised = false;  // on the way in
 };
 
 std::vector<Layer> layers(const ModelConfig& c) {
-  return {{"qkv", {c.query_width(), c.kv_width(), c.kv_width()}, c.hidden},
+  return {{"qkv", {c.query_width(), c.kv_width(), c.kv_width()}, c.hidden, true},
           {"out", {c.hidden}, c.query_width()},
           {"gate and up", {c.ffn, c.ffn}, c.hidden},
           {"down", {c.hidden}, c.ffn},
@@ -112,6 +113,7 @@ void serve(KernelBench& bench, const Layer& layer, ProductMode mode, int64_t m) 
   for (int i = 0; i < copies; ++i) weights.push_back(random_array(bench.device(), n * layer.k, 0.02f));
   const Values<float> x = random_array(bench.device(), m * layer.k), y = random_array(bench.device(), m * n);
   Device& device = *bench.device();
+  const Values<float> norm = random_array(bench.device(), layer.k);
   ops::PackCache* packs = nullptr;
   device.check(device.table().pack_cache_create(device.handle(), &packs));
   const Work work{2.0 * static_cast<double>(m * n * layer.k),
@@ -122,6 +124,7 @@ void serve(KernelBench& bench, const Layer& layer, ProductMode mode, int64_t m) 
               ops::LinearArgs args{};
               args.x = x.data(), args.m = m, args.per_row = m, args.mode = mode;
               args.round_output = mode == ProductMode::BF16;
+              if (layer.normalised) args.norm = {norm.data(), 1e-5f};
               const float* w = weights[static_cast<size_t>(i % copies)].data();
               float* out = y.data();
               for (const int64_t each : layer.n) {
@@ -130,6 +133,34 @@ void serve(KernelBench& bench, const Layer& layer, ProductMode mode, int64_t m) 
                 w += each * layer.k, out += m * each;
               }
               device.run(&OpTable::linear_forward, args);
+            });
+  device.table().pack_cache_destroy(device.handle(), packs);
+}
+
+// The feed-forward block in serving.
+void serve_feed_forward(KernelBench& bench, const ModelConfig& c, ProductMode mode, int64_t m) {
+  const int64_t elements = c.ffn * c.hidden;
+  const double element = mode == ProductMode::BF16 ? 2 : 4, n = static_cast<double>(elements);
+  const int copies = copies_of(3 * n * element, bench.tiny());
+  std::vector<Values<float>> weights;
+  for (int i = 0; i < copies; ++i) weights.push_back(random_array(bench.device(), 3 * elements, 0.02f));
+  const Values<float> x = random_array(bench.device(), m * c.hidden),
+                      y = random_array(bench.device(), m * c.hidden);
+  const Values<float> norm = random_array(bench.device(), c.hidden);
+  Device& device = *bench.device();
+  ops::PackCache* packs = nullptr;
+  device.check(device.table().pack_cache_create(device.handle(), &packs));
+  bench.run("feed forward", {{"mode", mode_name(mode)}, {"m", m}, {"f", c.ffn}, {"d", c.hidden}},
+            {6.0 * static_cast<double>(m) * n, 3 * n * element + 8.0 * static_cast<double>(m * c.hidden)},
+            copies, [&](int i) {
+              const float* w = weights[static_cast<size_t>(i % copies)].data();
+              ops::FeedForwardArgs args{};
+              args.x = x.data(), args.y = y.data(), args.m = m, args.per_row = m, args.mode = mode;
+              args.norm = {norm.data(), 1e-5f}, args.round_output = mode == ProductMode::BF16;
+              args.w_gate = {w, c.ffn, c.hidden, 1, packs};
+              args.w_up = {w + elements, c.ffn, c.hidden, 1, packs};
+              args.w_down = {w + 2 * elements, c.hidden, c.ffn, 1, packs};
+              device.run(&OpTable::feed_forward, args);
             });
   device.table().pack_cache_destroy(device.handle(), packs);
 }
@@ -200,6 +231,7 @@ void bench_linear(Campaign& campaign) {
         if (!head || m <= 32) serve(bench, layer, mode, m);
       if (!head) train(bench, layer, mode, tokens);
     }
+    for (const int64_t m : rows) serve_feed_forward(bench, config, mode, m);
     bench_loss(bench, config, mode, tokens);
   }
 }

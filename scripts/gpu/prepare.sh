@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds what scripts/gpu/run.sh needs on a GPU machine into build/gpu: the CUDA backend, the tests of its kernels and
-# the programs gpu_bench and golden, stripped. The GPU machine then needs a driver and cuBLASLt, no toolkit.
+# the programs gpu_bench and golden, stripped; and into build/gpu.tar.xz, the one file to take to that machine beside
+# the repository. It then needs a driver, cuBLASLt and Python, no toolkit.
 #
 #   scripts/gpu/prepare.sh [folder of more golden cases]
 #
@@ -27,6 +28,10 @@ for program in build/gpu-objects/libduokv_cuda.so build/gpu-objects/*_test build
 do
   strip --strip-unneeded -o "$out/bin/$(basename "$program")" "$program"
 done
-[ -z "$cases" ] || cp -r "$cases" "$out/cases"
+[ -z "$cases" ] || cp -r --no-preserve=mode "$cases" "$out/cases"
 echo "$commit" >"$out/commit"
-du -sh "$out/bin" "$out"
+contents=(bin commit)
+[ -z "$cases" ] || contents+=(cases)
+tar -cJf "$out.tar.xz" -C "$out" "${contents[@]}"
+touch "$out/commit" # what run.sh compares the archive with
+du -h "$out.tar.xz"

@@ -29,7 +29,10 @@ if [ "${1:-}" = --dry-run ]; then
   shift
   library=${DUOKV_CUDA_LIBRARY:-build/Release/libduokv_cuda_emulator.so}
 fi
-mkdir -p "$out"
+mkdir -p "$out" $gpu
+if [ $gpu.tar.xz -nt $gpu/commit ]; then
+  "$python" -m tarfile -e $gpu.tar.xz $gpu && touch $gpu/commit
+fi
 log=$out/log.txt
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -106,13 +109,18 @@ noted() { # name, limit in seconds, command
   status=$?
   end=$(date +%s.%N)
   note "$name" $status "$(echo "$end $start" | awk '{ printf "%.2f", $1 - $2 }')" "$work/$name.log"
-  [ $status = 0 ] && echo "  ok      $name" || echo "  FAILED  $name (exit code $status)"
+  if [ $status = 0 ]; then
+    echo "  ok      $name"
+  else
+    echo "  FAILED  $name (exit code $status)"
+    grep -h "FAILED\|ERROR\|error" "$work/$name.log" | head -5
+  fi
   return $status
 }
 
 tests() {
   if [ -n "$dry" ]; then
-    echo build/*/native/cuda/cuda_add_checked
+    ls -t build/*/native/cuda/cuda_{add,swiglu}_checked 2>/dev/null | head -2
   else
     echo "$bin"/*_test
   fi
