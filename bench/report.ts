@@ -4,6 +4,7 @@
 
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 
+import { gpuSections } from './gpu-report.js';
 import { type CampaignRecord, median, type Result } from './record.js';
 
 const records = new URL('records/', import.meta.url);
@@ -67,5 +68,5 @@ Written by \`npx tsx bench/report.ts\` from the records in [\`bench/records/\`](
 is in the record. The peer is the same decoder as a PyTorch user would write it (SDPA, static cache, fused AdamW), at
 float32 or under bfloat16 autocast, run in turn with duokv on the same threads. Peak memory is that of the whole process.
 
-${sections.join('\n')}`,
+${[...sections, ...gpuSections()].join('\n')}`,
 );
