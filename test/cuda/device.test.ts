@@ -58,7 +58,10 @@ describe('the emulated card', () => {
     );
     assert.equal(device.info().memory.used, before);
     using model = await Model.create(device, config);
-    assert.equal((await model.logits({ rows: 1, tokens: randomTokens(5, config.vocab) })).length, 5 * config.vocab);
+    assert.equal(
+      (await model.logits({ rows: 1, tokens: randomTokens(5, config.vocab) })).length,
+      5 * config.vocab,
+    );
   });
 
   it('refuses a head that its kernels do not know', async () => {
