@@ -27,15 +27,19 @@ constexpr int kStep = 32, kQuads = kStep / 4;
 constexpr int kStride = kStep + 4;  // floats between rows in shared memory
 constexpr int kLaneRows = 4, kLaneColumns = 8;
 
-// Column tiles of the weights follow each other: weight i has those from end[i - 1] to end[i].
+// A weight with its result; the column tiles of the weights follow each other, this one's from `begin` on.
+struct Weighted {
+  const float* w;
+  float* y;
+  int64_t n, begin;
+};
+
 struct Fp32Parameters {
   const float* x;
   int64_t m;
   int depth;
-  const float* weight[3];
-  float* y[3];
-  int64_t n[3], end[3];
-  const float* residual;  // [m, n[0]], may be y[0]; null: 0
+  Weighted weights[3];
+  const float* residual;  // [m, n of the first], may be its y; null: 0
 };
 
 // A block's results. A warp has 4 x 8 threads, each of them ThreadRows x ThreadColumns results: every fourth
@@ -105,24 +109,17 @@ template <class T, bool Vector>
 __global__ void __launch_bounds__(T::kThreads, T::kResident) fp32_product_kernel(Fp32Parameters p) {
   DUOKV_DYNAMIC_SHARED(float, shared);  // [kStages][kRows of x, then kColumns of W][kStride]
   const int64_t tile = blockIdx.y;
-  const int which = tile < p.end[0] ? 0 : tile < p.end[1] ? 1 : 2;
-  const int64_t n = which == 0   ? p.n[0]
-                    : which == 1 ? p.n[1]
-                                 : p.n[2],
-                before = which == 0   ? 0
-                         : which == 1 ? p.end[0]
-                                      : p.end[1];
-  const int64_t first_row = int64_t{blockIdx.x} * T::kRows, first_column = (tile - before) * T::kColumns;
+  Weighted own = p.weights[0];
+  if (tile >= p.weights[1].begin) own = p.weights[1];
+  if (tile >= p.weights[2].begin) own = p.weights[2];
+  const int64_t first_row = int64_t{blockIdx.x} * T::kRows, first_column = (tile - own.begin) * T::kColumns;
   const float* x = p.x + first_row * p.depth;
-  const float* w = (which == 0   ? p.weight[0]
-                    : which == 1 ? p.weight[1]
-                                 : p.weight[2]) +
-                   first_column * p.depth;
+  const float* w = own.w + first_column * p.depth;
 
   const auto stage = [&](int step) {
     float* to = shared + step % T::kStages * T::kStageFloats;
     stage_rows<T::kRows, T::kThreads, Vector>(x, p.m - first_row, p.depth, step * kStep, to);
-    stage_rows<T::kColumns, T::kThreads, Vector>(w, n - first_column, p.depth, step * kStep,
+    stage_rows<T::kColumns, T::kThreads, Vector>(w, own.n - first_column, p.depth, step * kStep,
                                                  to + T::kRows * kStride);
   };
   const int steps = (p.depth + kStep - 1) / kStep;
@@ -146,7 +143,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident) fp32_product_kernel
     multiply<T>(now + row * kStride, now + (T::kRows + column) * kStride, sum);
   }
 
-  float* y = which == 0 ? p.y[0] : which == 1 ? p.y[1] : p.y[2];
 #pragma unroll
   for (int i = 0; i < T::kThreadRows; ++i) {
     const int64_t at_row = first_row + row + i * kLaneRows;
@@ -154,9 +150,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kResident) fp32_product_kernel
 #pragma unroll
     for (int j = 0; j < T::kThreadColumns; ++j) {
       const int64_t at_column = first_column + column + j * kLaneColumns;
-      if (at_column >= n) break;
-      const int64_t at = at_row * n + at_column;
-      y[at] = p.residual ? p.residual[at] + sum[i][j] : sum[i][j];
+      if (at_column >= own.n) break;
+      const int64_t at = at_row * own.n + at_column;
+      own.y[at] = p.residual ? p.residual[at] + sum[i][j] : sum[i][j];
     }
   }
 }
@@ -167,8 +163,8 @@ template <class T>
 cudaError_t launch_tile(Fp32Parameters& p, int32_t count, bool vector, cudaStream_t stream) {
   int64_t tiles = 0;
   for (int32_t i = 0; i < 3; ++i) {
-    if (i < count) tiles += ceil_div(p.n[i], T::kColumns);
-    p.end[i] = tiles;
+    p.weights[i].begin = tiles;
+    if (i < count) tiles += ceil_div(p.weights[i].n, T::kColumns);
   }
   const auto kernel = vector ? fp32_product_kernel<T, true> : fp32_product_kernel<T, false>;
   DUOKV_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -208,9 +204,7 @@ cudaError_t fp32_product(const ops::LinearArgs& args, cudaStream_t stream, int t
   p.residual = args.residual;
   bool vector = vectorizable(args.w[0].k, {args.x});
   for (int32_t i = 0; i < args.count; ++i) {
-    p.weight[i] = args.w[i].data;
-    p.y[i] = args.y[i];
-    p.n[i] = args.w[i].n;
+    p.weights[i] = {args.w[i].data, args.y[i], args.w[i].n, 0};
     vector = vector && vectorizable(4, {args.w[i].data});
   }
   if (tile < 0) {
@@ -219,7 +213,7 @@ cudaError_t fp32_product(const ops::LinearArgs& args, cudaStream_t stream, int t
     DUOKV_CUDA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     const auto clocks = [&](const Choice& c) {
       int64_t blocks = 0;
-      for (int32_t i = 0; i < args.count; ++i) blocks += ceil_div(p.n[i], c.columns);
+      for (int32_t i = 0; i < args.count; ++i) blocks += ceil_div(p.weights[i].n, c.columns);
       blocks *= ceil_div(p.m, c.rows);
       return std::max(c.alone,
                       static_cast<double>(ceil_div(blocks, processors) * c.rows * c.columns) / c.rate);

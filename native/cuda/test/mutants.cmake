@@ -402,3 +402,34 @@ duokv_mutant(suffix_rows not_added checked [=[sum(dst[other], src[i])]=] [=[src[
 duokv_mutant(bf16 swapped_halves checked [[pack_bf16(a.x, a.y)]] [[pack_bf16(a.y, a.x)]])
 duokv_mutant(bf16 lost_residual checked [[residual ? residual[i] + value : value]] [[value]])
 duokv_mutant(bf16 high_keeps_low_bits checked [[& 0xFFFF0000u]] "")
+
+foreach(variant checked race)
+  duokv_mutant(fp32_product barrier ${variant} [[    __syncthreads();
+]] "")
+endforeach()
+duokv_mutant(fp32_product waits_for_one_step_less checked
+             [[copy_async_wait<T::kStages - 2>();]]
+             [[copy_async_wait<T::kStages - 1>();]])
+duokv_mutant(fp32_product last_step_not_staged checked
+             [[if (step + T::kStages - 1 < steps)]]
+             [[if (step + T::kStages < steps)]])
+duokv_mutant(fp32_product staged_rows checked [[row < rows ? depth - k - column : 0]] [[depth - k - column]])
+duokv_mutant(fp32_product staged_depth checked
+             [[copy_async16(target, source, left > 0)]]
+             [[copy_async16(target, source, row < rows)]])
+duokv_mutant(fp32_product staged_tail checked [=[left > 3 ? source[3]]=] [=[left > 2 ? source[3]]=])
+duokv_mutant(fp32_product part_of_a_pass checked [[if (Count % kPerPass != 0 && row >= Count) break;]] "")
+duokv_mutant(fp32_product row_bound checked [[if (at_row >= p.m) break;]] "")
+duokv_mutant(fp32_product column_bound checked [[if (at_column >= own.n) break;]] "")
+duokv_mutant(fp32_product lanes_of_a_row checked [[lane % 2 + lane / 16 * 2]] [[lane % 2 + lane / 16]])
+duokv_mutant(fp32_product crossed_product checked [=[fmaf(x[i].y, w.y,]=] [=[fmaf(x[i].y, w.z,]=])
+duokv_mutant(fp32_product third_weight checked
+             [=[tile >= p.weights[2].begin]=]
+             [=[tile > p.weights[2].begin]=])
+duokv_mutant(fp32_product lost_residual checked [=[p.residual[at] + sum[i][j]]=] [=[sum[i][j]]=])
+duokv_mutant(fp32_product alignment_of_x_unchecked checked
+             [=[vectorizable(args.w[0].k, {args.x})]=]
+             [=[vectorizable(args.w[0].k, {})]=])
+duokv_mutant(fp32_product alignment_of_weights_unchecked checked
+             [=[vectorizable(4, {args.w[i].data})]=]
+             [=[vectorizable(4, {})]=])
