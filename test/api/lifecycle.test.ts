@@ -280,7 +280,7 @@ describe('lifecycle', () => {
       (async () => {
         const device = await native.openDevice('cpu', 1);
         const model = await device.createModel(config, '1');
-        const { session } = model.createSession(1, 64, 'fp32');
+        const { session } = model.createSession(1, 64, 'fp32', true);
         parentPort.postMessage(null);
         const call = async () => {
           for (;;) {
