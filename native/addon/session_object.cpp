@@ -78,8 +78,7 @@ Napi::Value SessionObject::create(const Napi::CallbackInfo& info,
   const Napi::Env env = info.Env();
   model->require_live();
   const SessionOptions options{to_integer(info[0], "batch"), to_integer(info[1], "capacity"),
-                               parse_precision(to_text(info[2], "precision")),
-                               to_boolean(info[3], "graphs")};
+                               parse_precision(to_text(info[2], "precision")), to_boolean(info[3], "graphs")};
   auto resource = std::make_shared<SessionResource>(env, model, options.batch);
   model->adopt(resource);
   const Napi::Object session = wrap(env, Environment::of(env).session, resource);

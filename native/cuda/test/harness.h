@@ -143,8 +143,8 @@ bool expect_equal(const std::string& what, const std::vector<T>& got, const std:
     return false;
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::memcmp(&got[i], &reference[i], sizeof(T)) == 0) continue;
-    return expect(false, "%s: element %zu differs: %.9g and %.9g", what.c_str(), i,
-                  printable(got[i]), printable(reference[i]));
+    return expect(false, "%s: element %zu differs: %.9g and %.9g", what.c_str(), i, printable(got[i]),
+                  printable(reference[i]));
   }
   return true;
 }
