@@ -174,7 +174,7 @@ cudaError_t launch_tile(Fp32Parameters& p, int32_t count, bool vector, cudaStrea
 }
 
 // What chooses a tile: `rate`, FMAs a clock of a processor full of its blocks, and `alone`, clocks per k of a
-// block on its own.
+// block on its own. Both are estimates from instruction counts and latencies; no timing has confirmed them.
 struct Choice {
   int64_t rows, columns;
   double rate, alone;
