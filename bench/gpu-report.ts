@@ -185,6 +185,42 @@ function correctness(): string[] {
   return lines.length === 0 ? [] : [...lines, ''];
 }
 
+/** What one H100 should do, in ms, and what the records say. */
+function targets(bench: StageRecord | undefined): string[] {
+  const prefill = rowsOf(bench, 'prefill');
+  const decode = rowsOf(bench, 'decode');
+  const wanted: [string, number, Row[], (row: Row) => boolean][] = [
+    ...(
+      [
+        ['fp32', 6.5],
+        ['bf16-tf32x3', 3.5],
+        ['bf16', 1.5],
+      ] as const
+    ).map(([precision, target]): [string, number, Row[], (row: Row) => boolean] => [
+      `\`exact\` prefill, 1 x 1,792, \`${precision}\`, graphs`,
+      target,
+      prefill,
+      (r) =>
+        r['precision'] === precision &&
+        r['route'] === 'exact' &&
+        r['length'] === 1792 &&
+        r['graphs'] === true,
+    ]),
+    ['decode step, `fp32`, eager', 0.5, decode, (r) => r['precision'] === 'fp32' && r['graphs'] === false],
+    ['decode step, `fp32`, graphs', 0.3, decode, (r) => r['precision'] === 'fp32' && r['graphs'] === true],
+    ['decode step, `bf16`, graphs', 0.25, decode, (r) => r['precision'] === 'bf16' && r['graphs'] === true],
+  ];
+  const body = wanted.flatMap(([what, target, rows, like]) => {
+    const row = rows.find((r) => r['batch'] === 1 && like(r));
+    return row === undefined
+      ? []
+      : [[what, `${target} ms`, ms(row.median), `${(row.median / target).toFixed(1)}x`]];
+  });
+  return body.length === 0
+    ? []
+    : ['### Targets at batch 1', '', ...table(['what', 'target', 'measured', 'of the target'], body)];
+}
+
 /** Lines of the page; none without records. */
 export function gpuSections(): string[] {
   const bench = read('bench');
@@ -198,7 +234,9 @@ export function gpuSections(): string[] {
     `Records in [\`bench/records/gpu/\`](../bench/records/gpu): driver ${facts['driver']}, commit \`${String(facts['commit']).slice(0, 12)}\`. ` +
       'Made by [`scripts/gpu/run.sh`](gpu.md), which says how times are taken.',
     '',
+    ...(facts['note'] === undefined ? [] : [facts['note'], '']),
     ...correctness(),
+    ...targets(bench),
     ...inference(bench, peer),
     ...training(bench, peer),
     ...sessions(bench),
