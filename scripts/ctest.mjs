@@ -1,6 +1,6 @@
 // Builds native tests in one of several ways and runs them with ctest.
 //
-//   node scripts/ctest.mjs native|asan|tsan|emulator [ctest arguments]
+//   node scripts/ctest.mjs native|asan|tsan|emulator|mutants [ctest arguments]
 
 import { spawnSync } from 'node:child_process';
 import path from 'node:path';
@@ -19,6 +19,9 @@ const variants = {
     wrapper: ['setarch', '-R'],
   },
   emulator: { options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_CUDA_EMULATOR_TESTS=ON'] },
+  mutants: {
+    options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_CUDA_EMULATOR_TESTS=ON', '-DDUOKV_CUDA_MUTANTS=ON'],
+  },
 };
 
 const [name, ...ctestArguments] = process.argv.slice(2);
