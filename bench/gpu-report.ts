@@ -232,7 +232,9 @@ export function gpuSections(): string[] {
     `## ${facts['card']}`,
     '',
     `Records in [\`bench/records/gpu/\`](../bench/records/gpu): driver ${facts['driver']}, commit \`${String(facts['commit']).slice(0, 12)}\`. ` +
-      'Made by [`scripts/gpu/run.sh`](gpu.md), which says how times are taken.',
+      (facts['note'] === undefined
+        ? 'Made by [`scripts/gpu/run.sh`](gpu.md), which says how times are taken.'
+        : '[`gpu.md`](gpu.md) says how times are taken.'),
     '',
     ...(facts['note'] === undefined ? [] : [facts['note'], '']),
     ...correctness(),

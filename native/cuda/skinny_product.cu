@@ -187,10 +187,13 @@ struct Skinny {
   }
 };
 
-constexpr int blocks_per_processor(int rows) { return rows == 1 ? 3 : rows <= 8 ? 2 : 1; }
+// As many as leave registers for what a warp has in flight.
+constexpr int blocks_per_processor(int rows, int columns) {
+  return rows == 1 && columns < 4 ? 3 : rows <= 8 ? 2 : 1;
+}
 
 template <bool Bf16, bool Vector, int Rows, int Columns>
-__global__ void __launch_bounds__(kMostWarps* kWarpSize, blocks_per_processor(Rows))
+__global__ void __launch_bounds__(kMostWarps* kWarpSize, blocks_per_processor(Rows, Columns))
     skinny_product_kernel(SkinnyParameters p) {
   using S = Skinny<Bf16, Vector, Rows, Columns>;
   DUOKV_DYNAMIC_SHARED(float, shared_x);  // [Rows][padded]
@@ -250,7 +253,7 @@ cudaError_t run(SkinnyParameters& p, int32_t count, int64_t processors, cudaStre
   const int64_t tiles = ceil_div(p.m, Rows);
   const int64_t warps = std::min<int64_t>(kMostWarps, ceil_div(groups * tiles, processors));
   // As many blocks as run at once, or fewer, so that all warps take equally many groups.
-  const int64_t most = ceil_div(blocks_per_processor(Rows) * processors, tiles);
+  const int64_t most = ceil_div(blocks_per_processor(Rows, Columns) * processors, tiles);
   const int64_t rounds = ceil_div(groups, most * warps), blocks = ceil_div(groups, warps * rounds);
   const size_t shared_bytes = Rows * static_cast<size_t>(p.padded) * sizeof(float);
   const auto kernel = skinny_product_kernel<Bf16, Vector, Rows, Columns>;
