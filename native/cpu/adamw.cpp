@@ -1,4 +1,5 @@
-#include <cmath>
+#include "ops/adamw.h"
+
 #include <cstdint>
 
 #include "cpu/device.h"
@@ -12,26 +13,6 @@
 
 #include "cpu/vector_math-inl.h"
 
-#ifndef DUOKV_CPU_ADAMW_FACTORS_
-#define DUOKV_CPU_ADAMW_FACTORS_
-namespace duokv::cpu {
-namespace {
-
-// The update's scalars, each computed in FP64 and rounded once.
-struct AdamWFactors {
-  float clip;
-  float keep1, take1;  // beta1, 1 - beta1
-  float keep2, take2;  // beta2, 1 - beta2
-  float step;          // lr / (1 - beta1^update)
-  float root;          // 1 / sqrt(1 - beta2^update)
-  float eps;
-  float decay;  // lr * weight_decay
-};
-
-}  // namespace
-}  // namespace duokv::cpu
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
 namespace HWY_NAMESPACE {
@@ -39,7 +20,7 @@ namespace {
 
 // Decay and step are subtracted as one term: rounding 1 - lr * weight_decay to FP32 would change the decay
 // itself by up to 2^-25 / (lr * weight_decay), 0.1 % at the paper's 3e-5.
-void adamw_range(float* p, const float* g, float* m, float* v, int64_t n, const AdamWFactors& f) {
+void adamw_range(float* p, const float* g, float* m, float* v, int64_t n, const ops::AdamWFactors& f) {
   const hn::ScalableTag<float> d;
   const auto clip = hn::Set(d, f.clip);
   const auto keep1 = hn::Set(d, f.keep1), take1 = hn::Set(d, f.take1);
@@ -73,18 +54,7 @@ Status adamw(Device* device, const ops::AdamWArgs* args) {
   return guarded([&] {
     require(args->n >= 0, "adamw: n is negative");
     require(args->update >= 1, "adamw: update counts from 1");
-    const double update = static_cast<double>(args->update);
-    const AdamWFactors factors = {
-        .clip = static_cast<float>(args->clip),
-        .keep1 = static_cast<float>(args->beta1),
-        .take1 = static_cast<float>(1 - args->beta1),
-        .keep2 = static_cast<float>(args->beta2),
-        .take2 = static_cast<float>(1 - args->beta2),
-        .step = static_cast<float>(args->lr / (1 - std::pow(args->beta1, update))),
-        .root = static_cast<float>(1 / std::sqrt(1 - std::pow(args->beta2, update))),
-        .eps = static_cast<float>(args->eps),
-        .decay = static_cast<float>(args->lr * args->weight_decay),
-    };
+    const ops::AdamWFactors factors = ops::adamw_factors(*args);
     for_elements(device->pool, args->n, [&](int64_t first, int64_t count, int64_t) {
       HWY_DYNAMIC_DISPATCH(adamw_range)
       (args->p + first, args->g + first, args->m + first, args->v + first, count, factors);

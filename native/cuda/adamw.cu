@@ -2,26 +2,16 @@
 //
 // Roofline (bandwidth; H100: 3.35 TB/s), n = 126 M parameters: 28 n bytes = 3.5 GB: 1.05 ms. The square root
 // and the division are IEEE's, about 60 instructions a parameter: a fifth of what the card issues meanwhile.
-#include <cmath>
-
 #include "cuda/launch.h"
 #include "cuda/operations.h"
+#include "ops/adamw.h"
 
 namespace duokv::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 
-// The update's scalars, each computed in FP64 and rounded once.
-struct AdamWFactors {
-  float clip;
-  float keep1, take1;  // beta1, 1 - beta1
-  float keep2, take2;  // beta2, 1 - beta2
-  float step;          // lr / (1 - beta1^update)
-  float root;          // 1 / sqrt(1 - beta2^update)
-  float eps;
-  float decay;  // lr * weight_decay
-};
+using ops::AdamWFactors;
 
 // Decay and step are subtracted as one term: rounding 1 - lr * weight_decay to FP32 would change the decay
 // itself by up to 2^-25 / (lr * weight_decay), 0.1 % at the paper's 3e-5.
@@ -58,23 +48,11 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t adamw(const ops::AdamWArgs& args, cudaStream_t stream) {
   if (args.n == 0) return cudaSuccess;
-  const double updates = static_cast<double>(args.update);
-  const AdamWFactors factors = {
-      .clip = static_cast<float>(args.clip),
-      .keep1 = static_cast<float>(args.beta1),
-      .take1 = static_cast<float>(1 - args.beta1),
-      .keep2 = static_cast<float>(args.beta2),
-      .take2 = static_cast<float>(1 - args.beta2),
-      .step = static_cast<float>(args.lr / (1 - std::pow(args.beta1, updates))),
-      .root = static_cast<float>(1 / std::sqrt(1 - std::pow(args.beta2, updates))),
-      .eps = static_cast<float>(args.eps),
-      .decay = static_cast<float>(args.lr * args.weight_decay),
-  };
+  const AdamWFactors factors = ops::adamw_factors(args);
   const bool vector = vectorizable(args.n, {args.p, args.g, args.m, args.v});
   const int64_t threads = vector ? args.n / 4 : args.n;
-  const dim3 grid(static_cast<unsigned>(ceil_div(threads, kThreads)));
-  return DUOKV_LAUNCH(vector ? adamw_vector_kernel : adamw_kernel, grid, kThreads, 0, stream, args.p, args.g,
-                      args.m, args.v, args.n, factors);
+  return DUOKV_LAUNCH(vector ? adamw_vector_kernel : adamw_kernel, grid_of(threads, kThreads), kThreads, 0,
+                      stream, args.p, args.g, args.m, args.v, args.n, factors);
 }
 
 }  // namespace duokv::cuda

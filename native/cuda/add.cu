@@ -21,15 +21,14 @@ __global__ void __launch_bounds__(kThreads) add_vector_kernel(const float* x, in
   store4(y + i, make_float4(b.x + a.x, b.y + a.y, b.z + a.z, b.w + a.w));
 }
 
-dim3 grid(int64_t threads) { return dim3(static_cast<unsigned>(ceil_div(threads, kThreads))); }
-
 }  // namespace
 
 cudaError_t add(const ops::AddArgs& args, cudaStream_t stream) {
   if (args.n == 0) return cudaSuccess;
   if (vectorizable(args.n, {args.x, args.y}))
-    return DUOKV_LAUNCH(add_vector_kernel, grid(args.n / 4), kThreads, 0, stream, args.x, args.n, args.y);
-  return DUOKV_LAUNCH(add_kernel, grid(args.n), kThreads, 0, stream, args.x, args.n, args.y);
+    return DUOKV_LAUNCH(add_vector_kernel, grid_of(args.n / 4, kThreads), kThreads, 0, stream, args.x, args.n,
+                        args.y);
+  return DUOKV_LAUNCH(add_kernel, grid_of(args.n, kThreads), kThreads, 0, stream, args.x, args.n, args.y);
 }
 
 }  // namespace duokv::cuda

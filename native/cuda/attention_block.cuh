@@ -244,10 +244,7 @@ DUOKV_DEVICE void start_floats(float* tile, const void* entries, const BankView&
       raw = load2(reinterpret_cast<const float*>(
           base + entry_slot(view.row, position) * view.position_stride + column));
     }
-    const uint32_t low = __float_as_uint(raw.x), high = __float_as_uint(raw.y);
-    store4(tile + key * Stride + column,
-           make_float4(__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u),
-                       __uint_as_float(high << 16), __uint_as_float(high & 0xFFFF0000u)));
+    store4(tile + key * Stride + column, unpack_bf16x4(raw));
   }
 }
 

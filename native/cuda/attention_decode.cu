@@ -92,12 +92,10 @@ struct Values {
         for (int i = 0; i < Width; ++i) x[i] = __bfloat162float(__float2bfloat16_rn(x[i]));
       }
     } else {
-      const float pairs[4] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[2 * i] = __uint_as_float(__float_as_uint(pairs[i]) << 16);
-        x[2 * i + 1] = __uint_as_float(__float_as_uint(pairs[i]) & 0xFFFF0000u);
-      }
+      const float4 a = unpack_bf16x4(make_float2(raw[0].x, raw[0].y)),
+                   b = unpack_bf16x4(make_float2(raw[0].z, raw[0].w));
+      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+      x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
     }
   }
 };

@@ -38,16 +38,12 @@ __global__ void __launch_bounds__(kThreads)
   y[i] = residual ? residual[i] + value : value;
 }
 
-DUOKV_DEVICE float low(float pair) { return __uint_as_float(__float_as_uint(pair) << 16); }
-DUOKV_DEVICE float high(float pair) { return __uint_as_float(__float_as_uint(pair) & 0xFFFF0000u); }
-
 __global__ void __launch_bounds__(kThreads)
     from_bf16_vector_kernel(const bf16* x, int64_t n, const float* residual, float* y) {
   const int64_t i = global_thread() * kWidth;
   if (i >= n) return;
   const float4 pairs = load4(reinterpret_cast<const float*>(x + i));
-  float4 a = make_float4(low(pairs.x), high(pairs.x), low(pairs.y), high(pairs.y));
-  float4 b = make_float4(low(pairs.z), high(pairs.z), low(pairs.w), high(pairs.w));
+  float4 a = unpack_bf16x4(make_float2(pairs.x, pairs.y)), b = unpack_bf16x4(make_float2(pairs.z, pairs.w));
   if (residual) {
     const float4 c = load4(residual + i), d = load4(residual + i + 4);
     a = make_float4(c.x + a.x, c.y + a.y, c.z + a.z, c.w + a.w);
@@ -57,22 +53,21 @@ __global__ void __launch_bounds__(kThreads)
   store4(y + i + 4, b);
 }
 
-dim3 grid(int64_t threads) { return dim3(static_cast<unsigned>(ceil_div(threads, kThreads))); }
-
 }  // namespace
 
 cudaError_t to_bf16(const float* x, int64_t n, bf16* y, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   if (n % kWidth == 0 && vectorizable(n, {x, y}))
-    return DUOKV_LAUNCH(to_bf16_vector_kernel, grid(n / kWidth), kThreads, 0, stream, x, n, y);
-  return DUOKV_LAUNCH(to_bf16_kernel, grid(n), kThreads, 0, stream, x, n, y);
+    return DUOKV_LAUNCH(to_bf16_vector_kernel, grid_of(n / kWidth, kThreads), kThreads, 0, stream, x, n, y);
+  return DUOKV_LAUNCH(to_bf16_kernel, grid_of(n, kThreads), kThreads, 0, stream, x, n, y);
 }
 
 cudaError_t from_bf16(const bf16* x, int64_t n, const float* residual, float* y, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   if (n % kWidth == 0 && vectorizable(n, {x, residual, y}))
-    return DUOKV_LAUNCH(from_bf16_vector_kernel, grid(n / kWidth), kThreads, 0, stream, x, n, residual, y);
-  return DUOKV_LAUNCH(from_bf16_kernel, grid(n), kThreads, 0, stream, x, n, residual, y);
+    return DUOKV_LAUNCH(from_bf16_vector_kernel, grid_of(n / kWidth, kThreads), kThreads, 0, stream, x, n,
+                        residual, y);
+  return DUOKV_LAUNCH(from_bf16_kernel, grid_of(n, kThreads), kThreads, 0, stream, x, n, residual, y);
 }
 
 }  // namespace duokv::cuda

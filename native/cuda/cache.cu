@@ -78,12 +78,10 @@ __global__ void __launch_bounds__(kThreads)
       src[at.head * src_head_stride + from * position_stride + at.element];
 }
 
-dim3 grid(int64_t threads) { return dim3(static_cast<unsigned>(ceil_div(threads, kThreads))); }
-
 template <class Stored>
 cudaError_t launch_read(const ops::CacheReadArgs& args, cudaStream_t stream) {
   const int64_t elements = args.count * args.kv_heads * args.head_dim;
-  return DUOKV_LAUNCH((cache_read_kernel<Stored>), grid(elements), kThreads, 0, stream,
+  return DUOKV_LAUNCH((cache_read_kernel<Stored>), grid_of(elements, kThreads), kThreads, 0, stream,
                       static_cast<const Stored*>(args.bank), elements, args.slot, args.capacity,
                       args.kv_heads, args.head_dim, args.head_stride, args.position_stride, args.dst);
 }
@@ -91,7 +89,7 @@ cudaError_t launch_read(const ops::CacheReadArgs& args, cudaStream_t stream) {
 template <class Stored>
 cudaError_t launch_copy(const ops::CacheCopyArgs& args, cudaStream_t stream) {
   const int64_t elements = args.count * args.kv_heads * args.head_dim;
-  return DUOKV_LAUNCH((cache_copy_kernel<Stored>), grid(elements), kThreads, 0, stream,
+  return DUOKV_LAUNCH((cache_copy_kernel<Stored>), grid_of(elements, kThreads), kThreads, 0, stream,
                       static_cast<const Stored*>(args.src), args.src_slot, args.src_capacity,
                       args.src_head_stride, static_cast<Stored*>(args.dst), args.dst_slot, args.dst_capacity,
                       args.dst_head_stride, elements, args.position_stride, args.kv_heads, args.head_dim);
@@ -104,9 +102,9 @@ cudaError_t cache_write(const ops::CacheWriteArgs& args, cudaStream_t stream) {
   const int64_t threads = args.batch * args.count * args.kv_heads * half;
   if (threads == 0) return cudaSuccess;
   const auto kernel = args.dtype == ops::DType::F32 ? cache_write_kernel<float> : cache_write_kernel<bf16>;
-  return DUOKV_LAUNCH(kernel, grid(threads), kThreads, 0, stream, args.k, args.v, args.batch, args.count,
-                      args.kv_heads, half, args.positions, args.table, args.head_stride, args.position_stride,
-                      args.rows);
+  return DUOKV_LAUNCH(kernel, grid_of(threads, kThreads), kThreads, 0, stream, args.k, args.v, args.batch,
+                      args.count, args.kv_heads, half, args.positions, args.table, args.head_stride,
+                      args.position_stride, args.rows);
 }
 
 cudaError_t cache_read(const ops::CacheReadArgs& args, cudaStream_t stream) {

@@ -1,12 +1,10 @@
 #include <dlfcn.h>
-#include <glob.h>
 
 #include <climits>
-#include <cstdlib>
-#include <vector>
 
 #include "cuda/cublaslt.h"
 #include "cuda/device.h"
+#include "cuda/library_paths.h"
 
 namespace duokv::cuda {
 namespace {
@@ -17,42 +15,6 @@ void* symbol(void* library, const char* name) { return dlsym(library, name); }
 #else
 void* symbol(void*, const char* name) { return simt::cublaslt_symbol(name); }
 #endif
-
-void add_matches(const std::string& pattern, std::vector<std::string>& paths) {
-  glob_t found;
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    for (size_t i = 0; i < found.gl_pathc; ++i) paths.emplace_back(found.gl_pathv[i]);
-  }
-  globfree(&found);
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
-// In order: what DUOKV_CUBLASLT names, and nothing else then; the dynamic loader's own search; the toolkit;
-// pip's packages in the active Python environment, the user's and the system's.
-std::vector<std::string> candidates() {
-  if (const std::string chosen = environment("DUOKV_CUBLASLT"); !chosen.empty()) return {chosen};
-  std::vector<std::string> paths;
-  for (const std::string library : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
-    paths.push_back(library);
-    for (const std::string& root :
-         {environment("CUDA_HOME"), environment("CUDA_PATH"), std::string("/usr/local/cuda")}) {
-      if (!root.empty()) add_matches(root + "/lib64/" + library, paths);
-    }
-    for (const std::string& root :
-         {environment("VIRTUAL_ENV"), environment("CONDA_PREFIX"), environment("HOME") + "/.local",
-          std::string("/usr/local"), std::string("/usr")}) {
-      if (root.empty()) continue;
-      // CUDA 13 wheels share one folder, CUDA 12 wheels have one each.
-      for (const char* folder : {"cu13", "cublas"})
-        add_matches(root + "/lib/python3*/*-packages/nvidia/" + folder + "/lib/" + library, paths);
-    }
-  }
-  return paths;
-}
 
 }  // namespace
 
@@ -68,7 +30,9 @@ CublasLt::CublasLt() {
     return;
   }
   std::string reasons;
-  for (const std::string& path : candidates()) {
+  // CUDA 13 wheels share one folder, CUDA 12 wheels have one each.
+  for (const std::string& path : library_paths("DUOKV_CUBLASLT", {"libcublasLt.so.13", "libcublasLt.so.12"},
+                                               true, {"cu13", "cublas"})) {
     if (open(path.c_str())) return;
     reasons += "\n  " + description_;
   }

@@ -98,15 +98,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-dim3 grid(int64_t threads) { return dim3(static_cast<unsigned>(ceil_div(threads, kThreads))); }
-
 }  // namespace
 
 cudaError_t embedding_forward(const ops::EmbeddingArgs& args, cudaStream_t stream) {
   if (args.m == 0) return cudaSuccess;
   const auto kernel = vectorizable(args.d, {args.table, args.x}) ? embedding_forward_kernel<true>
                                                                  : embedding_forward_kernel<false>;
-  return DUOKV_LAUNCH(kernel, grid(args.m * kWarpSize), kThreads, 0, stream, args.tokens, args.m,
+  return DUOKV_LAUNCH(kernel, grid_of(args.m * kWarpSize, kThreads), kThreads, 0, stream, args.tokens, args.m,
                       static_cast<int>(args.d), args.table, args.x);
 }
 
@@ -128,10 +126,14 @@ cudaError_t embedding_backward(const ops::EmbeddingBackwardArgs& args, void* wor
   groups.sorted = groups.members + m;
   DUOKV_CUDA_TRY(
       cudaMemsetAsync(groups.count, 0, (2 * static_cast<size_t>(vocab) + 1) * sizeof(int), stream));
-  DUOKV_CUDA_TRY(DUOKV_LAUNCH(count_tokens_kernel, grid(m), kThreads, 0, stream, args.tokens, m, groups));
-  DUOKV_CUDA_TRY(DUOKV_LAUNCH(reserve_groups_kernel, grid(vocab), kThreads, 0, stream, vocab, groups));
-  DUOKV_CUDA_TRY(DUOKV_LAUNCH(place_rows_kernel, grid(m), kThreads, 0, stream, args.tokens, m, groups));
-  DUOKV_CUDA_TRY(DUOKV_LAUNCH(rank_rows_kernel, grid(m), kThreads, 0, stream, args.tokens, m, groups));
+  DUOKV_CUDA_TRY(
+      DUOKV_LAUNCH(count_tokens_kernel, grid_of(m, kThreads), kThreads, 0, stream, args.tokens, m, groups));
+  DUOKV_CUDA_TRY(
+      DUOKV_LAUNCH(reserve_groups_kernel, grid_of(vocab, kThreads), kThreads, 0, stream, vocab, groups));
+  DUOKV_CUDA_TRY(
+      DUOKV_LAUNCH(place_rows_kernel, grid_of(m, kThreads), kThreads, 0, stream, args.tokens, m, groups));
+  DUOKV_CUDA_TRY(
+      DUOKV_LAUNCH(rank_rows_kernel, grid_of(m, kThreads), kThreads, 0, stream, args.tokens, m, groups));
   const auto kernel =
       vectorizable(args.d, {args.dx, args.dtable}) ? sum_rows_kernel<true> : sum_rows_kernel<false>;
   const dim3 rows_and_strips(static_cast<unsigned>(ceil_div(args.m, kWarps)),

@@ -61,9 +61,8 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t fuse_forward(const ops::FuseArgs& args, cudaStream_t stream) {
   const int64_t n = args.m * args.heads * args.head_dim;
   if (n == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(ceil_div(n, kThreads)));
-  return DUOKV_LAUNCH(fuse_forward_kernel, grid, kThreads, 0, stream, args.global, args.local, args.logit, n,
-                      args.heads, args.head_dim, args.out);
+  return DUOKV_LAUNCH(fuse_forward_kernel, grid_of(n, kThreads), kThreads, 0, stream, args.global, args.local,
+                      args.logit, n, args.heads, args.head_dim, args.out);
 }
 
 size_t fuse_backward_workspace(const ops::FuseBackwardArgs& args) {

@@ -10,6 +10,11 @@ namespace duokv::cuda {
 
 constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
+// Blocks of `block` threads for `threads` of them.
+inline dim3 grid_of(int64_t threads, int64_t block) {
+  return dim3(static_cast<unsigned>(ceil_div(threads, block)));
+}
+
 // Whether rows of `width` floats can be read 16 bytes at a time from all of these (null: not used).
 inline bool vectorizable(int64_t width, std::initializer_list<const void*> pointers) {
   if (width % 4 != 0) return false;

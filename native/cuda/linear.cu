@@ -56,8 +56,6 @@ const bf16* rounded(ops::Device& device, const ops::Weight& w, bf16* room) {
   return room;
 }
 
-// y = residual + x · Wᵀ of BF16 operands, the product rounded on its way where asked; `room` [m, n] is for
-// that.
 void product_bf16(ops::Device& device, int64_t m, int64_t per_row, const bf16* x, const ops::Weight& w,
                   const bf16* weight, bool round_output, bf16* room, const float* residual, float* y) {
   Product p = product(m, per_row, w);
@@ -91,40 +89,32 @@ Streamed streamed(const ops::Weight* weights, int32_t count, ops::ProductMode mo
   return s;
 }
 
-void skinny(ops::Device& device, const ops::LinearArgs& args) {
-  const Streamed s = streamed(args.w, args.count, args.mode);
-  ops::LinearArgs product = args;
-  if (args.norm.weight) {
-    auto* normalised =
-        static_cast<float*>(device.workspace(static_cast<size_t>(args.m * args.w[0].k) * sizeof(float)));
-    check(
-        rms_norm_forward({args.x, args.norm.weight, args.m, args.w[0].k, args.norm.eps, normalised, nullptr},
-                         device.stream),
+// The arguments without their norm: x normalised into scratch memory where there is one.
+ops::LinearArgs normalised(ops::Device& device, const ops::LinearArgs& args) {
+  if (!args.norm.weight) return args;
+  const int64_t m = args.m, k = args.w[0].k;
+  auto* x = static_cast<float*>(device.workspace(static_cast<size_t>(m * k) * sizeof(float)));
+  check(rms_norm_forward({args.x, args.norm.weight, m, k, args.norm.eps, x, nullptr}, device.stream),
         "linear_forward");
-    product.x = normalised;
-    product.norm = {};
-  }
-  check(skinny_product(product, s.weights, s.bf16, device.stream), "linear_forward");
+  ops::LinearArgs plain = args;
+  plain.x = x;
+  plain.norm = {};
+  return plain;
 }
 
-void forward_fp32(ops::Device& device, const ops::LinearArgs& args) {
-  const int64_t m = args.m, k = args.w[0].k;
-  const float* x = args.x;
-  if (args.norm.weight) {
-    auto* normalised = static_cast<float*>(device.workspace(static_cast<size_t>(m * k) * sizeof(float)));
-    check(rms_norm_forward({x, args.norm.weight, m, k, args.norm.eps, normalised, nullptr}, device.stream),
-          "linear_forward");
-    x = normalised;
-  }
-  if (args.w[0].packs && args.per_row <= kFp32Positions) {
-    ops::LinearArgs product = args;
-    product.x = x;
-    return check(fp32_product(product, device.stream), "linear_forward");
-  }
-  place_residual(device, args.residual, m * args.w[0].n, args.y[0]);
+void skinny(ops::Device& device, const ops::LinearArgs& args) {
+  const Streamed s = streamed(args.w, args.count, args.mode);
+  check(skinny_product(normalised(device, args), s.weights, s.bf16, device.stream), "linear_forward");
+}
+
+void forward_fp32(ops::Device& device, const ops::LinearArgs& with_norm) {
+  const ops::LinearArgs args = normalised(device, with_norm);
+  if (args.w[0].packs && args.per_row <= kFp32Positions)
+    return check(fp32_product(args, device.stream), "linear_forward");
+  place_residual(device, args.residual, args.m * args.w[0].n, args.y[0]);
   for (int32_t i = 0; i < args.count; ++i) {
-    Product p = product(m, args.per_row, args.w[i]);
-    p.a = x;
+    Product p = product(args.m, args.per_row, args.w[i]);
+    p.a = args.x;
     p.c = args.y[i];
     p.accumulate = args.residual != nullptr;
     device.products.run(p, device.stream);

@@ -9,7 +9,6 @@
 
 #include "cuda/linear.h"
 #include "cuda/operations.h"
-#include "cuda/pack_cache.h"
 
 namespace duokv::cuda {
 namespace {
@@ -26,24 +25,17 @@ void linear_cross_entropy(ops::Device& device, const ops::LinearCrossEntropyArgs
   const int64_t vocab = args.embedding.n, d = args.embedding.k;
   const int64_t most = chunk_rows(vocab), rows_held = std::min(args.m, most);
   const bool bf16_operands = args.mode == ops::ProductMode::BF16, gradients = args.dx != nullptr;
-  const bool cast_embedding = bf16_operands && args.embedding.packs == nullptr;
-
-  const bf16* packed = bf16_operands && !cast_embedding ? args.embedding.packs->get(args.embedding) : nullptr;
   Parts parts;
   const size_t logits_at = parts.add<float>(rows_held * vocab),
-               embedding_at = parts.add<bf16>(cast_embedding ? vocab * d : 0),
+               embedding_at = parts.add<bf16>(bf16_operands ? transient(args.embedding) : 0),
                x_at = parts.add<bf16>(bf16_operands ? rows_held * d : 0),
                dlogits_at = parts.add<bf16>(bf16_operands && gradients ? rows_held * vocab : 0);
   void* block = device.workspace(parts.bytes());
   auto* logits = part<float>(block, logits_at);
   auto* x_copy = part<bf16>(block, x_at);
   auto* dlogits_copy = bf16_operands && gradients ? part<bf16>(block, dlogits_at) : nullptr;
-  if (cast_embedding) {
-    auto* copy = part<bf16>(block, embedding_at);
-    check(to_bf16(args.embedding.data, vocab * d, copy, device.stream), "linear_cross_entropy");
-    packed = copy;
-  }
-  const void* embedding = bf16_operands ? static_cast<const void*>(packed) : args.embedding.data;
+  const void* embedding = args.embedding.data;
+  if (bf16_operands) embedding = rounded(device, args.embedding, part<bf16>(block, embedding_at));
   const ops::DType operands = bf16_operands ? ops::DType::BF16 : ops::DType::F32;
 
   for (int64_t first = 0; first < args.m; first += most) {

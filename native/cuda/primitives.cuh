@@ -259,6 +259,13 @@ DUOKV_DEVICE uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
+// The four values of two such pairs, as loaded.
+DUOKV_DEVICE float4 unpack_bf16x4(float2 pairs) {
+  const uint32_t first = __float_as_uint(pairs.x), second = __float_as_uint(pairs.y), high = 0xFFFF0000u;
+  return make_float4(__uint_as_float(first << 16), __uint_as_float(first & high),
+                     __uint_as_float(second << 16), __uint_as_float(second & high));
+}
+
 // d [16, 8] = a [16, 8] * b [8, 8] + c. The whole warp calls it.
 DUOKV_DEVICE void mma_tf32_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                    const float (&c)[4] DUOKV_CALLER) {

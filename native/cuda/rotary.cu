@@ -34,9 +34,8 @@ cudaError_t rotary(const ops::RotaryArgs& args, cudaStream_t stream) {
   const int half = args.head_dim / 2;
   const int64_t pairs = args.m * args.heads * half;
   if (pairs == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned>(ceil_div(pairs, kThreads)));
-  return DUOKV_LAUNCH(rotary_kernel, grid, kThreads, 0, stream, args.x, pairs, args.heads, half,
-                      args.positions, args.table, args.inverse ? -1.0f : 1.0f);
+  return DUOKV_LAUNCH(rotary_kernel, grid_of(pairs, kThreads), kThreads, 0, stream, args.x, pairs, args.heads,
+                      half, args.positions, args.table, args.inverse ? -1.0f : 1.0f);
 }
 
 }  // namespace duokv::cuda

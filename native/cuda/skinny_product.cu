@@ -64,9 +64,8 @@ struct Weights<true> {
   static constexpr int kCount = 8;
   // The first (half 0) or last four.
   DUOKV_DEVICE static void unpack(float4 v, int half, bool, float (&w)[4]) {
-    const unsigned low = __float_as_uint(half ? v.z : v.x), high = __float_as_uint(half ? v.w : v.y);
-    w[0] = __uint_as_float(low << 16), w[1] = __uint_as_float(low & 0xFFFF0000u);
-    w[2] = __uint_as_float(high << 16), w[3] = __uint_as_float(high & 0xFFFF0000u);
+    const float4 four = unpack_bf16x4(half ? make_float2(v.z, v.w) : make_float2(v.x, v.y));
+    w[0] = four.x, w[1] = four.y, w[2] = four.z, w[3] = four.w;
   }
   DUOKV_DEVICE static float pair(const bf16* w, int i, int count) {
     const unsigned low = i < count ? __float_as_uint(__bfloat162float(w[i])) >> 16 : 0u;

@@ -35,8 +35,7 @@ template <class T>
 cudaError_t launch_rows(const ops::SuffixRowsArgs& args, cudaStream_t stream) {
   const int64_t width = args.d * static_cast<int64_t>(sizeof(float)) / static_cast<int64_t>(sizeof(T));
   const int64_t elements = args.batch * args.keep * width;
-  const dim3 grid(static_cast<unsigned>(ceil_div(elements, kThreads)));
-  return DUOKV_LAUNCH((suffix_rows_kernel<T>), grid, kThreads, 0, stream,
+  return DUOKV_LAUNCH((suffix_rows_kernel<T>), grid_of(elements, kThreads), kThreads, 0, stream,
                       reinterpret_cast<const T*>(args.src), elements, args.count, args.keep, width,
                       args.scatter_add, reinterpret_cast<T*>(args.dst));
 }

@@ -80,16 +80,8 @@ __global__ void __launch_bounds__(kThreads)
   if (kept_up) kept_up[i] = u;
 }
 
-// The low and high of two packed values.
-DUOKV_DEVICE float2 unpack_bf16(float pair) {
-  const unsigned bits = __float_as_uint(pair);
-  return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
-}
-
 DUOKV_DEVICE float4 load_bf16x4(const bf16* p) {
-  const float2 pairs = load2(reinterpret_cast<const float*>(p)), low = unpack_bf16(pairs.x),
-               high = unpack_bf16(pairs.y);
-  return make_float4(low.x, low.y, high.x, high.y);
+  return unpack_bf16x4(load2(reinterpret_cast<const float*>(p)));
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -105,39 +97,37 @@ __global__ void __launch_bounds__(kThreads)
   if (kept_up) store4(kept_up + i, u);
 }
 
-dim3 grid(int64_t threads) { return dim3(static_cast<unsigned>(ceil_div(threads, kThreads))); }
-
 }  // namespace
 
 cudaError_t swiglu_forward(const ops::SwigluArgs& args, cudaStream_t stream) {
   if (args.n == 0) return cudaSuccess;
   if (vectorizable(args.n, {args.gate, args.up, args.h})) {
-    return DUOKV_LAUNCH(swiglu_forward_vector_kernel, grid(args.n / 4), kThreads, 0, stream, args.gate,
-                        args.up, args.n, args.h);
+    return DUOKV_LAUNCH(swiglu_forward_vector_kernel, grid_of(args.n / 4, kThreads), kThreads, 0, stream,
+                        args.gate, args.up, args.n, args.h);
   }
-  return DUOKV_LAUNCH(swiglu_forward_kernel, grid(args.n), kThreads, 0, stream, args.gate, args.up, args.n,
-                      args.h);
+  return DUOKV_LAUNCH(swiglu_forward_kernel, grid_of(args.n, kThreads), kThreads, 0, stream, args.gate,
+                      args.up, args.n, args.h);
 }
 
 cudaError_t swiglu_forward_bf16(const bf16* gate, const bf16* up, int64_t n, float* kept_gate, float* kept_up,
                                 bf16* h, cudaStream_t stream) {
   if (n == 0) return cudaSuccess;
   if (vectorizable(n, {gate, up, kept_gate, kept_up, h})) {
-    return DUOKV_LAUNCH(swiglu_forward_bf16_vector_kernel, grid(n / 4), kThreads, 0, stream, gate, up, n,
-                        kept_gate, kept_up, h);
+    return DUOKV_LAUNCH(swiglu_forward_bf16_vector_kernel, grid_of(n / 4, kThreads), kThreads, 0, stream,
+                        gate, up, n, kept_gate, kept_up, h);
   }
-  return DUOKV_LAUNCH(swiglu_forward_bf16_kernel, grid(n), kThreads, 0, stream, gate, up, n, kept_gate,
-                      kept_up, h);
+  return DUOKV_LAUNCH(swiglu_forward_bf16_kernel, grid_of(n, kThreads), kThreads, 0, stream, gate, up, n,
+                      kept_gate, kept_up, h);
 }
 
 cudaError_t swiglu_backward(const ops::SwigluBackwardArgs& args, cudaStream_t stream) {
   if (args.n == 0) return cudaSuccess;
   if (vectorizable(args.n, {args.gate, args.up, args.dh, args.dgate, args.dup})) {
-    return DUOKV_LAUNCH(swiglu_backward_vector_kernel, grid(args.n / 4), kThreads, 0, stream, args.gate,
-                        args.up, args.dh, args.n, args.dgate, args.dup);
+    return DUOKV_LAUNCH(swiglu_backward_vector_kernel, grid_of(args.n / 4, kThreads), kThreads, 0, stream,
+                        args.gate, args.up, args.dh, args.n, args.dgate, args.dup);
   }
-  return DUOKV_LAUNCH(swiglu_backward_kernel, grid(args.n), kThreads, 0, stream, args.gate, args.up, args.dh,
-                      args.n, args.dgate, args.dup);
+  return DUOKV_LAUNCH(swiglu_backward_kernel, grid_of(args.n, kThreads), kThreads, 0, stream, args.gate,
+                      args.up, args.dh, args.n, args.dgate, args.dup);
 }
 
 }  // namespace duokv::cuda

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -158,6 +159,48 @@ inline Reference reference(const Problem& p) {
 
 // ---- running
 
+// How a bank's rows lie in memory. Head-major strides need one capacity for all rows.
+struct BankLayout {
+  int32_t capacity = 0, longest = 0;
+  int64_t head_stride, position_stride;
+
+  BankLayout(const Problem& p, const BankEntries& bank) {
+    for (const RowEntries& r : bank.rows) {
+      capacity = std::max(capacity, r.capacity);
+      longest = std::max(longest, r.count);
+    }
+    head_stride = bank.head_major ? int64_t{capacity} * p.head_dim : p.head_dim;
+    position_stride = bank.head_major ? p.head_dim : p.kv_width();
+  }
+};
+
+// The memory of one row's K or V, NaN in slots that hold nothing.
+inline std::vector<float> lay_row(const Problem& p, const BankEntries& bank, const BankLayout& layout,
+                                  const RowEntries& r, const std::vector<float>& values) {
+  const int64_t elements = (bank.head_major ? layout.capacity : r.capacity) * p.kv_width();
+  std::vector<float> memory(static_cast<size_t>(elements), std::numeric_limits<float>::quiet_NaN());
+  for (int32_t e = 0; e < r.count; ++e) {
+    const int64_t slot = (r.slot + e) % r.capacity;
+    for (int32_t h = 0; h < p.kv_heads; ++h) {
+      std::copy_n(values.begin() + e * p.kv_width() + h * p.head_dim, p.head_dim,
+                  memory.begin() + h * layout.head_stride + slot * layout.position_stride);
+    }
+  }
+  return memory;
+}
+
+// The values' BF16 bits.
+inline std::vector<uint16_t> bf16_bits(const std::vector<float>& values) {
+  std::vector<uint16_t> halves;
+  for (float value : values) {
+    const float rounded = std::isfinite(value) ? to_bf16(value) : value;
+    uint32_t bits;
+    std::memcpy(&bits, &rounded, 4);
+    halves.push_back(static_cast<uint16_t>(bits >> 16));
+  }
+  return halves;
+}
+
 // A problem in device memory. Every row of a bank is its own allocation of exactly its capacity, and slots
 // that hold nothing are NaN.
 class Laid {
@@ -224,27 +267,12 @@ class Laid {
  private:
   ops::Bank lay(size_t index) {
     const BankEntries& bank = p_.banks[index];
+    const BankLayout layout(p_, bank);
     std::vector<ops::BankRow> rows;
-    // Head-major strides need one capacity for all rows.
-    int32_t capacity = 0;
-    for (const RowEntries& r : bank.rows) capacity = std::max(capacity, r.capacity);
-    const int64_t head_stride = bank.head_major ? int64_t{capacity} * p_.head_dim : p_.head_dim;
-    const int64_t position_stride = bank.head_major ? p_.head_dim : p_.kv_width();
     for (const RowEntries& r : bank.rows) {
-      const int64_t elements = (bank.head_major ? capacity : r.capacity) * p_.kv_width();
-      const auto put = [&](const std::vector<float>& values) {
-        std::vector<float> memory(static_cast<size_t>(elements), std::numeric_limits<float>::quiet_NaN());
-        for (int32_t e = 0; e < r.count; ++e) {
-          const int64_t slot = (r.slot + e) % r.capacity;
-          for (int32_t h = 0; h < p_.kv_heads; ++h) {
-            std::copy_n(values.begin() + e * p_.kv_width() + h * p_.head_dim, p_.head_dim,
-                        memory.begin() + h * head_stride + slot * position_stride);
-          }
-        }
-        return store(memory, bank.dtype);
-      };
-      const void* k = put(r.k);
-      rows.push_back({k, put(r.v), r.first, r.count, r.slot, r.capacity});
+      const void* k = store(lay_row(p_, bank, layout, r, r.k), bank.dtype);
+      rows.push_back(
+          {k, store(lay_row(p_, bank, layout, r, r.v), bank.dtype), r.first, r.count, r.slot, r.capacity});
     }
     rows_.push_back(std::make_unique<Array<ops::BankRow>>(device_, rows));
     const float* bias = nullptr;
@@ -252,9 +280,8 @@ class Laid {
       floats_.push_back(std::make_unique<Array<float>>(device_, bank.bias));
       bias = floats_.back()->data();
     }
-    int32_t longest = 0;
-    for (const RowEntries& r : bank.rows) longest = std::max(longest, r.count);
-    return {rows_.back()->data(), longest, bank.dtype, head_stride, position_stride, bank.window, bias};
+    return {rows_.back()->data(),   layout.longest, bank.dtype, layout.head_stride,
+            layout.position_stride, bank.window,    bias};
   }
 
   const void* store(const std::vector<float>& values, ops::DType dtype) {
@@ -262,14 +289,7 @@ class Laid {
       floats_.push_back(std::make_unique<Array<float>>(device_, values));
       return floats_.back()->data();
     }
-    std::vector<uint16_t> halves;
-    for (float value : values) {
-      const float rounded = std::isfinite(value) ? to_bf16(value) : value;
-      uint32_t bits;
-      std::memcpy(&bits, &rounded, 4);
-      halves.push_back(static_cast<uint16_t>(bits >> 16));
-    }
-    halves_.push_back(std::make_unique<Array<uint16_t>>(device_, halves));
+    halves_.push_back(std::make_unique<Array<uint16_t>>(device_, bf16_bits(values)));
     return halves_.back()->data();
   }
 

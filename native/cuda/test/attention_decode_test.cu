@@ -11,8 +11,6 @@ using duokv::test::random_queries;
 using ops::DType;
 using ops::ProductMode;
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
-
 std::vector<float> launch(DeviceProblem& device) {
   Array<char> workspace(std::max<size_t>(attention_decode_workspace(device.args), 1));
   check(attention_decode(device.args, workspace.data(), stream()));

@@ -15,7 +15,6 @@ using ops::DType;
 using ops::ProductMode;
 
 constexpr ProductMode kModes[] = {ProductMode::FP32, ProductMode::TF32x3, ProductMode::BF16};
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
 
 const char* name_of(ProductMode mode) {
   return mode == ProductMode::FP32 ? "FP32" : mode == ProductMode::TF32x3 ? "TF32x3" : "BF16";

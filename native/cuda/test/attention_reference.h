@@ -13,6 +13,8 @@
 
 namespace duokv::cuda::test {
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
 using duokv::test::BankEntries;
 using duokv::test::Problem;
 using duokv::test::Reference;
@@ -83,37 +85,20 @@ class DeviceProblem {
 
   ops::Bank lay(size_t index) {
     const BankEntries& bank = p_.banks[index];
+    const duokv::test::BankLayout layout(p_, bank);
     std::vector<ops::BankRow> rows;
-    int32_t capacity = 0, longest = 0;
     for (const RowEntries& r : bank.rows) {
-      capacity = std::max(capacity, r.capacity);  // head-major strides need one capacity for all rows
-      longest = std::max(longest, r.count);
-    }
-    const int64_t head_stride = bank.head_major ? int64_t{capacity} * p_.head_dim : p_.head_dim;
-    const int64_t position_stride = bank.head_major ? p_.head_dim : p_.kv_width();
-    for (const RowEntries& r : bank.rows) {
-      const int64_t elements = (bank.head_major ? capacity : r.capacity) * p_.kv_width();
-      const auto put = [&](const std::vector<float>& values) {
-        std::vector<float> memory(static_cast<size_t>(elements), std::numeric_limits<float>::quiet_NaN());
-        for (int32_t e = 0; e < r.count; ++e) {
-          const int64_t slot = (r.slot + e) % r.capacity;
-          for (int32_t h = 0; h < p_.kv_heads; ++h) {
-            std::copy_n(values.begin() + e * p_.kv_width() + h * p_.head_dim, p_.head_dim,
-                        memory.begin() + h * head_stride + slot * position_stride);
-          }
-        }
-        return store(memory, bank.dtype);
-      };
-      const void* k = put(r.k);
-      rows.push_back({k, put(r.v), r.first, r.count, r.slot, r.capacity});
+      const void* k = store(lay_row(p_, bank, layout, r, r.k), bank.dtype);
+      rows.push_back(
+          {k, store(lay_row(p_, bank, layout, r, r.v), bank.dtype), r.first, r.count, r.slot, r.capacity});
     }
     rows_.push_back(std::make_unique<Array<ops::BankRow>>(rows));
     ops::Bank laid = {};
     laid.rows = rows_.back()->data();
-    laid.longest = longest;
+    laid.longest = layout.longest;
     laid.dtype = bank.dtype;
-    laid.head_stride = head_stride;
-    laid.position_stride = position_stride;
+    laid.head_stride = layout.head_stride;
+    laid.position_stride = layout.position_stride;
     laid.window = bank.window;
     laid.bias = bank.bias.empty() ? nullptr : keep(bank.bias)->data();
     return laid;
@@ -121,14 +106,7 @@ class DeviceProblem {
 
   const void* store(const std::vector<float>& values, ops::DType dtype) {
     if (dtype == ops::DType::F32) return keep(values)->data();
-    std::vector<uint16_t> halves;
-    for (const float value : values) {
-      const float rounded = std::isfinite(value) ? duokv::test::to_bf16(value) : value;
-      uint32_t bits;
-      std::memcpy(&bits, &rounded, 4);
-      halves.push_back(static_cast<uint16_t>(bits >> 16));
-    }
-    halves_.push_back(std::make_unique<Array<uint16_t>>(halves));
+    halves_.push_back(std::make_unique<Array<uint16_t>>(duokv::test::bf16_bits(values)));
     return halves_.back()->data();
   }
 

@@ -401,7 +401,7 @@ duokv_mutant(suffix_rows not_added checked [=[sum(dst[other], src[i])]=] [=[src[
 
 duokv_mutant(bf16 swapped_halves checked [[pack_bf16(a.x, a.y)]] [[pack_bf16(a.y, a.x)]])
 duokv_mutant(bf16 lost_residual checked [[residual ? residual[i] + value : value]] [[value]])
-duokv_mutant(bf16 high_keeps_low_bits checked [[& 0xFFFF0000u]] "")
+duokv_mutant(bf16 high_keeps_low_bits checked [[high = 0xFFFF0000u]] [[high = 0xFFFFFFFFu]] primitives.cuh)
 
 foreach(variant checked race)
   duokv_mutant(fp32_product barrier ${variant} [[    __syncthreads();

@@ -5,7 +5,6 @@
 // the two. Nothing here blocks for longer than it is told to, because a rank that dies leaves the others'
 // kernels waiting for it, and only a host that is awake can abort them.
 #include <dlfcn.h>
-#include <glob.h>
 #include <nccl.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "cuda/device.h"
+#include "cuda/library_paths.h"
 #include "dist/transport.h"
 
 namespace duokv::dist {
@@ -60,7 +60,7 @@ class Nccl {
  private:
   Nccl() {
     std::string reasons;
-    for (const std::string& path : candidates()) {
+    for (const std::string& path : cuda::library_paths("DUOKV_NCCL", {"libnccl.so.2"}, false, {"nccl"})) {
       if (open(path.c_str(), reasons)) return;
     }
     throw cuda::Unavailable(
@@ -68,25 +68,6 @@ class Nccl {
         reasons);
   }
 
-  // What DUOKV_NCCL names, and nothing else then; the dynamic loader's own search; pip's packages.
-  static std::vector<std::string> candidates() {
-    if (const char* chosen = std::getenv("DUOKV_NCCL"); chosen != nullptr && *chosen != '\0') return {chosen};
-    std::vector<std::string> paths = {"libnccl.so.2"};
-    for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-      if (const char* root = std::getenv(variable)) add_wheels(root, paths);
-    }
-    if (const char* home = std::getenv("HOME")) add_wheels(std::string(home) + "/.local", paths);
-    add_wheels("/usr/local", paths);
-    add_wheels("/usr", paths);
-    return paths;
-  }
-  static void add_wheels(const std::string& root, std::vector<std::string>& paths) {
-    glob_t found;
-    const std::string pattern = root + "/lib/python3*/*-packages/nvidia/nccl/lib/libnccl.so.2";
-    if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
-      for (size_t i = 0; i < found.gl_pathc; ++i) paths.emplace_back(found.gl_pathv[i]);
-    globfree(&found);
-  }
   bool open(const char* path, std::string& reasons) {
     void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
