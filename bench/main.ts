@@ -1,152 +1,168 @@
-// The 126M campaign: prefill by route, decode and a training step under every precision policy, each in a process of its
-// own, beside a PyTorch peer in the same rounds. Writes one JSON record with every raw time.
+// The campaign that fills the table of targets: duokv at 126M, its peers and the machine's ceilings in the same rounds,
+// each job in a process of its own. Writes one JSON record with every raw time after each job.
 //
-//   npm run bench -- --python PYTHON --peer-script SCRIPT [--rounds 3] [--out bench/records/NAME.json]
+//   npm run bench -- --python PYTHON --torch-script SCRIPT --llama-script SCRIPT --gguf-script SCRIPT
+//                    [--rounds 1] [--peer-limit SECONDS] [--precisions fp32,bf16] [--only TEXT]
+//                    [--out bench/records/targets.json | --resume RECORD]
 //
-// The peer prints { ms_median } for `SCRIPT prefill|decode|train --design … --dtype f32|bf16 --n … --route … --reps …`.
-// Without --python only duokv is timed. `npx tsx bench/report.ts` turns records into docs/performance.md.
+// peers.ts says what the scripts print; without them only duokv is timed. `npm run bench:report` turns records into
+// docs/performance.md.
 
-import { spawn } from 'node:child_process';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
 import { describeMachine } from '../lib/cli/version.js';
-import type { CampaignRecord, Measure, Result } from './record.js';
+import { deviceThreads, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
+import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
+import { run } from './processes.js';
+import { type CampaignRecord, type CeilingSamples, type Result, sameWhat } from './record.js';
+import { targetRows } from './targets.js';
 
 const { values: flags } = parseArgs({
   options: {
-    python: { type: 'string' },
-    'peer-script': { type: 'string' },
-    design: { type: 'string', default: 'local-history' },
-    rounds: { type: 'string', default: '3' },
-    precisions: { type: 'string', default: 'fp32,fp32-tf32x3,bf16-tf32x3,bf16' },
+    python: { type: 'string', default: 'python3' },
+    'torch-script': { type: 'string' },
+    'llama-script': { type: 'string' },
+    'gguf-script': { type: 'string' },
+    'peer-limit': { type: 'string', default: '150' },
+    rounds: { type: 'string', default: '1' },
+    precisions: { type: 'string', default: 'fp32,bf16' },
+    only: { type: 'string', default: '' },
     out: { type: 'string' },
+    resume: { type: 'string' },
   },
 });
-if ((flags.python === undefined) !== (flags['peer-script'] === undefined)) {
-  console.error('bench: --python and --peer-script go together');
+
+const rounds = Number(flags.rounds);
+const limitSeconds = Number(flags['peer-limit']);
+if (!Number.isInteger(rounds) || rounds < 1 || !(limitSeconds > 0)) {
+  console.error('bench: --rounds must be a positive integer, --peer-limit a positive number of seconds');
+  process.exit(2);
+}
+if ((flags['llama-script'] === undefined) !== (flags['gguf-script'] === undefined)) {
+  console.error('bench: --llama-script and --gguf-script go together');
   process.exit(2);
 }
 
-const PROMPT = 1792;
-const WINDOW = 2048;
-const STEPS = 32;
-const cli = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
-const preset = `${flags.design}-126m`;
-const { threads } = JSON.parse((await run(process.execPath, [cli, 'doctor', '--json'])).stdout).device as {
-  threads: number;
-};
+const controller = new AbortController();
+for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => controller.abort());
 
-/** Runs a command to its end: what it printed, and the largest memory it held (VmHWM, read while it runs). */
-async function run(command: string, args: string[]): Promise<{ stdout: string; peakBytes: number }> {
-  const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'inherit'] });
-  let stdout = '';
-  let peakBytes = 0;
-  child.stdout.on('data', (chunk: Buffer) => {
-    stdout += chunk.toString();
-  });
-  const watch = setInterval(() => {
-    try {
-      const status = readFileSync(`/proc/${child.pid}/status`, 'utf8');
-      peakBytes = Math.max(peakBytes, Number(/VmHWM:\s+(\d+)/.exec(status)?.[1] ?? 0) * 1024);
-    } catch {
-      // The process has ended; its last reading stands.
+const threads = await deviceThreads();
+const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
+await run('cmake', ['--build', build, '--target', 'ceilings_bench']);
+
+async function peerJobs(): Promise<Job[]> {
+  const { python, 'torch-script': torch, 'llama-script': llama, 'gguf-script': gguf } = flags;
+  const jobs: Job[] = [];
+  if (torch !== undefined) {
+    const peer = { python, script: torch, threads, limitSeconds };
+    for (const precision of ['f32', 'bf16'] as PeerType[]) {
+      const what = { precision, design: MAIN, route: null, batch: 1, length: PROMPT };
+      jobs.push(torchJob(peer, { ...what, measure: 'prefill', route: 'exact' }));
+      jobs.push(torchJob(peer, { ...what, measure: 'decode' }));
+      jobs.push(torchJob(peer, { ...what, measure: 'train', length: WINDOW }));
     }
-  }, 20);
-  const code = await new Promise<number | null>((resolve, reject) => {
-    child.on('error', reject);
-    child.on('close', resolve);
-  });
-  clearInterval(watch);
-  if (code !== 0) throw new Error(`${command} ${args.join(' ')} ended with ${code}`);
-  return { stdout, peakBytes };
-}
-
-interface Case extends Omit<Result, 'ms' | 'peakBytes'> {
-  time(): Promise<{ ms: number[]; peakBytes: number }>;
-}
-
-function ownCase(precision: string, measure: Measure, route: string | null): Case {
-  return {
-    ...{ engine: 'duokv', precision, measure, route },
-    async time() {
-      const { stdout, peakBytes } = await run(process.execPath, [
-        ...[cli, 'bench', '--json', '--designs', preset, '--measure', measure, '--precision', precision],
-        ...['--length', String(PROMPT), '--train-length', String(WINDOW), '--steps', String(STEPS)],
-        ...['--rounds', measure === 'train' ? '1' : '2', ...(route === null ? [] : ['--routes', route])],
-      ]);
-      return { ms: JSON.parse(stdout).results[0].rawMs as number[], peakBytes };
-    },
-  };
-}
-
-function peerCase(dtype: 'f32' | 'bf16', measure: Measure, route: string | null): Case {
-  const { python = '', 'peer-script': script = '' } = flags;
-  return {
-    ...{ engine: 'PyTorch', precision: dtype, measure, route },
-    async time() {
-      const { stdout, peakBytes } = await run(python, [
-        ...[script, measure, '--design', flags.design, '--dtype', dtype],
-        ...[
-          '--n',
-          String(measure === 'train' ? WINDOW : PROMPT),
-          '--threads',
-          String(threads),
-          '--reps',
-          '1',
-        ],
-        ...(route === null ? [] : ['--route', route]),
-      ]);
-      return { ms: [JSON.parse(stdout).ms_median as number], peakBytes };
-    },
-  };
-}
-
-const cases: Case[] = flags.precisions
-  .split(',')
-  .flatMap((precision) => [
-    ...['exact', 'full', 'uniform'].map((route) => ownCase(precision, 'prefill', route)),
-    ownCase(precision, 'decode', null),
-    ownCase(precision, 'train', null),
-  ]);
-if (flags.python !== undefined) {
-  for (const dtype of ['f32', 'bf16'] as const) {
-    for (const route of ['exact', 'full']) cases.push(peerCase(dtype, 'prefill', route));
-    cases.push(peerCase(dtype, 'decode', null), peerCase(dtype, 'train', null));
   }
-}
-
-const results: Result[] = cases.map(({ time: _, ...what }) => ({ ...what, ms: [], peakBytes: 0 }));
-const rounds = Number(flags.rounds);
-const record: CampaignRecord = {
-  campaign: '126m',
-  command: `npm run bench -- --rounds ${rounds}${flags.python === undefined ? '' : ' --python PYTHON --peer-script SCRIPT'}`,
-  date: new Date().toISOString(),
-  machine: { ...describeMachine(), threads },
-  shape: { design: flags.design, batch: 1, prompt: PROMPT, window: WINDOW, steps: STEPS },
-  results,
-};
-
-/** The record as it stands: a campaign that is stopped keeps what it has measured. */
-function keep(file: string): void {
-  mkdirSync(dirname(file), { recursive: true });
-  const measured = results.filter(({ ms }) => ms.length > 0);
-  writeFileSync(file, `${JSON.stringify({ ...record, results: measured }, null, 2)}\n`);
-}
-
-for (let round = 0; round < rounds; round++) {
-  // Each round starts elsewhere, so that no case always follows the same one.
-  for (let i = 0; i < cases.length; i++) {
-    const at = (i + Math.floor((round * cases.length) / rounds)) % cases.length;
-    const result = results[at] as Result;
-    const { ms, peakBytes } = await (cases[at] as Case).time();
-    result.ms.push(...ms);
-    result.peakBytes = Math.max(result.peakBytes, peakBytes);
-    const label = [result.engine, result.precision, result.measure, result.route].filter(Boolean).join(' ');
-    console.error(`round ${round + 1}/${rounds}  ${label}: ${ms.map((x) => x.toFixed(1)).join(', ')} ms`);
-    if (flags.out !== undefined) keep(flags.out);
+  if (llama !== undefined && gguf !== undefined) {
+    const peer = { python, script: llama, ggufScript: gguf, limitSeconds };
+    const models = await prepareLlama(peer, PLAIN);
+    for (const precision of ['f32', 'bf16'] as PeerType[]) {
+      jobs.push(llamaJob(peer, models[precision], { precision, design: PLAIN, batch: 1, length: PROMPT }));
+    }
   }
+  return jobs;
 }
-if (flags.out === undefined) process.stdout.write(`${JSON.stringify(record, null, 2)}\n`);
+
+const jobs = [...flags.precisions.split(',').flatMap(ownJobs), ...(await peerJobs())].filter(({ name }) =>
+  name.includes(flags.only),
+);
+
+const out = flags.resume ?? flags.out;
+const record: CampaignRecord =
+  flags.resume !== undefined && existsSync(flags.resume)
+    ? JSON.parse(readFileSync(flags.resume, 'utf8'))
+    : {
+        campaign: 'targets',
+        command: `npm run bench -- --rounds ${rounds} --peer-limit ${limitSeconds} --precisions ${flags.precisions}${
+          flags['torch-script'] === undefined ? '' : ' --python PYTHON --torch-script SCRIPT'
+        }${flags['llama-script'] === undefined ? '' : ' --llama-script SCRIPT --gguf-script SCRIPT'}`,
+        date: new Date().toISOString(),
+        machine: { ...describeMachine(), threads },
+        steps: STEPS,
+        ceilings: { gflops: [], gbytes: [] },
+        results: [],
+        completed: [],
+      };
+
+function keep(): void {
+  if (out === undefined) return;
+  mkdirSync(dirname(out), { recursive: true });
+  writeFileSync(`${out}.new`, `${JSON.stringify(record, null, 1)}\n`);
+  renameSync(`${out}.new`, out);
+}
+
+function add(result: Result): void {
+  const { ms, peakBytes, atLeastMs, ...what } = result;
+  const known = record.results.find((other) => sameWhat(other, what));
+  if (known === undefined) {
+    record.results.push(result);
+    return;
+  }
+  known.ms.push(...ms);
+  known.peakBytes = Math.max(known.peakBytes, peakBytes);
+  if (atLeastMs !== undefined) known.atLeastMs = Math.max(known.atLeastMs ?? 0, atLeastMs);
+}
+
+async function sampleCeilings(): Promise<void> {
+  const { lines } = await run(`${build}/ceilings_bench`, ['12'], { signal: controller.signal });
+  const { gflops, gbytes } = JSON.parse(lines.join('')) as CeilingSamples;
+  record.ceilings.gflops.push(...gflops);
+  record.ceilings.gbytes.push(...gbytes);
+}
+
+const describe = ({ measure, design, route, batch, length, ms, atLeastMs }: Result) =>
+  `${[measure, design, route, `${batch}x${length}`].filter(Boolean).join(' ')} ` +
+  (atLeastMs === undefined
+    ? `${ms.map((value) => value.toFixed(1)).join(', ')} ms`
+    : `stopped: at least ${atLeastMs} ms`);
+
+const total = rounds * jobs.length;
+const started = performance.now();
+let done = 0;
+let spent = 0;
+try {
+  for (let round = 0; round < rounds; round++) {
+    // Each round starts elsewhere, so that no job always follows the same one.
+    const first = Math.floor((round * jobs.length) / rounds);
+    for (let turn = 0; turn < jobs.length; turn++) {
+      const job = jobs[(turn + first) % jobs.length] as Job;
+      const key = `${round} ${job.name}`;
+      done++;
+      if (record.completed.includes(key)) continue;
+      if (turn % 4 === 0) await sampleCeilings();
+      const began = performance.now();
+      const results = await job.run(controller.signal);
+      results.forEach(add);
+      record.completed.push(key);
+      keep();
+      spent++;
+      const elapsed = (performance.now() - started) / 1000;
+      const left = (elapsed / spent) * (total - done);
+      console.error(
+        `${done}/${total} ${job.name}, ${((performance.now() - began) / 1000).toFixed(0)} s, about ${Math.ceil(left / 60)} min left`,
+      );
+      for (const result of results) console.error(`    ${describe(result)}`);
+    }
+  }
+} catch (error) {
+  if (!controller.signal.aborted) throw error;
+  console.error(out === undefined ? 'bench: stopped' : `bench: stopped; go on with --resume ${out}`);
+  process.exit(130);
+}
+
+for (const { name, target, measured, verdict } of targetRows(record)) {
+  console.error(`${name.padEnd(58)} ${target.padEnd(14)} ${measured.padEnd(30)} ${verdict}`);
+}
+if (out === undefined) process.stdout.write(`${JSON.stringify(record, null, 1)}\n`);

@@ -1,33 +1,52 @@
-// What a campaign leaves in bench/records/.
+// What a targets campaign leaves in bench/records/.
 
-export type Measure = 'prefill' | 'decode' | 'train';
+export type Engine = 'duokv' | 'PyTorch' | 'llama.cpp';
+export type Measure = 'prefill' | 'decode' | 'request' | 'train';
 
-export interface Result {
-  engine: 'duokv' | 'PyTorch';
+/** What was timed: a decode step, a request of prefill and `STEPS.request` steps, or a training step of one row. */
+export interface What {
+  engine: Engine;
   /** A precision policy of duokv, or the peer's dtype. */
   precision: string;
   measure: Measure;
-  /** Prefill route; null for decode (per step) and a training step. */
+  /** Design of the 126M shape. */
+  design: string;
+  /** Prefill route; null for decode and training. */
   route: string | null;
+  batch: number;
+  /** Tokens of the prompt, or of the training window. */
+  length: number;
+}
+
+export interface Result extends What {
   /** Every time measured, milliseconds. */
   ms: number[];
   /** Largest resident memory of the process, bytes. */
   peakBytes: number;
+  /** A peer that had not ended when its time was up: each of its repetitions takes at least this, milliseconds. */
+  atLeastMs?: number;
+}
+
+/** Samples of both ceilings: FP32 multiply-adds that stay in registers, and reading memory. */
+export interface CeilingSamples {
+  gflops: number[];
+  gbytes: number[];
 }
 
 export interface CampaignRecord {
-  campaign: '126m';
+  campaign: 'targets';
   command: string;
   date: string;
   machine: Record<string, unknown>;
-  shape: { design: string; batch: number; prompt: number; window: number; steps: number };
+  /** Decode steps in one timing. */
+  steps: { decode: number; request: number };
+  ceilings: CeilingSamples;
   results: Result[];
+  /** Jobs that are done, as `round name`, so that a campaign can be resumed. */
+  completed: string[];
 }
 
-export function median(values: readonly number[]): number {
-  const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 === 1
-    ? (sorted[middle] as number)
-    : ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
-}
+const FIELDS = ['engine', 'precision', 'measure', 'design', 'route', 'batch', 'length'] as const;
+
+export const sameWhat = (a: What, b: Partial<What>): boolean =>
+  FIELDS.every((field) => b[field] === undefined || a[field] === b[field]);

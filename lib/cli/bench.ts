@@ -16,11 +16,12 @@ import {
   withDevice,
   withPrecision,
 } from './options.js';
-import { formatTable, median, withProgress } from './output.js';
+import { formatTable, withProgress } from './output.js';
 import { defineAction, UsageError } from './run.js';
+import { median } from './statistics.js';
 import { describeMachine } from './version.js';
 
-const MEASUREMENTS = ['prefill', 'decode', 'train'] as const;
+const MEASUREMENTS = ['prefill', 'decode', 'request', 'train'] as const;
 type Measurement = (typeof MEASUREMENTS)[number];
 
 interface BenchOptions extends DeviceFlags {
@@ -112,6 +113,25 @@ async function designCases(device: Device, design: string, options: BenchOptions
       },
     });
   }
+  if (options.measure.includes('request')) {
+    const session = model.session({ batch, capacity: length + steps, precision });
+    const tokens = prompt.slice(0, batch);
+    for (const route of options.routes) {
+      cases.push({
+        engine: 'duokv',
+        measure: 'request',
+        design,
+        route,
+        async run(signal) {
+          await session.reset();
+          return timed(async () => {
+            await session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal });
+            for (let step = 0; step < steps; step++) await session.decode({ tokens }, { signal });
+          });
+        },
+      });
+    }
+  }
   if (options.measure.includes('train')) {
     const trained = await Model.create(device, config, { seed: 0 });
     const trainer = trained.trainer({ precision, microbatch: 1 });
@@ -168,7 +188,7 @@ function peerCase(
 export function benchCommand(): Command {
   const command = new Command('bench')
     .description(
-      'Time prefill by route, decode and a training step; medians over rounds that rotate the order',
+      'Time prefill by route, a decode step, a request of both or a training step; medians over rounds that rotate the order',
     )
     .option('--designs <presets>', 'presets to time, with commas', nameList, ['local-history-126m'])
     .addOption(
@@ -199,6 +219,9 @@ export function benchCommand(): Command {
         throw new UsageError(`--measure ${name} is none of ${MEASUREMENTS.join(', ')}`);
     }
     const { peerScript } = options;
+    if (options.peers && options.measure.includes('request')) {
+      throw new UsageError('--peers knows no --measure request');
+    }
     if (options.peers && peerScript === undefined) throw new UsageError('--peers needs --peer-script');
     await using device = await openChosenDevice(options);
     const cases: Case[] = [];

@@ -57,15 +57,6 @@ export function formatSeconds(seconds: number): string {
   return `${hours > 0 ? `${hours}:` : ''}${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
 }
 
-/** The middle value, or the mean of the two middle ones. */
-export function median(values: readonly number[]): number {
-  const sorted = values.toSorted((a, b) => a - b);
-  const middle = sorted.length >> 1;
-  return sorted.length % 2 === 1
-    ? (sorted[middle] as number)
-    : ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
-}
-
 export interface Progress {
   update(done: number, detail?: string): void;
 }

@@ -30,7 +30,11 @@ describe('duokv', () => {
       /'1\.5' is invalid.*positive integer/,
     );
     await duokvFails(['inspect', 'local-history-tiny', '--set', 'window'], 2, /KEY=VALUE/);
-    await duokvFails(['bench', '--measure', 'serve'], 2, /--measure serve is none of prefill, decode, train/);
+    await duokvFails(
+      ['bench', '--measure', 'serve'],
+      2,
+      /--measure serve is none of prefill, decode, request, train/,
+    );
     await duokvFails(['score', 'a', 'b', '--precision', 'fp8'], 2, /'fp8' is invalid.*fp32, fp32-tf32x3/);
     const { code } = await duokv([]);
     assert.equal(code, 2);

@@ -1,0 +1,84 @@
+// What duokv is timed at. A job is one process; several times come from one where they share a model.
+
+import { fileURLToPath } from 'node:url';
+
+import { run } from './processes.js';
+import type { Measure, Result } from './record.js';
+
+export interface Job {
+  name: string;
+  run(signal: AbortSignal): Promise<Result[]>;
+}
+
+export const PROMPT = 1792;
+export const WINDOW = 2048;
+export const STEPS = { decode: 32, request: 128 };
+export const MAIN = 'local-history';
+/** What duokv's request is compared with, and the design that llama.cpp's model has. */
+export const RIVAL = 'gqa4-cla2';
+export const PLAIN = 'independent';
+
+const cli = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
+
+export async function deviceThreads(): Promise<number> {
+  const { lines } = await run(process.execPath, [cli, 'doctor', '--json']);
+  return JSON.parse(lines.join('')).device.threads as number;
+}
+
+interface OwnCase {
+  precision: string;
+  measure: Measure[];
+  designs?: string[];
+  routes?: string[];
+  batch?: number;
+  length?: number;
+  repetitions?: number;
+}
+
+function ownJob(given: OwnCase): Job {
+  const { precision, measure, designs = [MAIN], routes = ['exact'], batch = 1, repetitions = 2 } = given;
+  const isTraining = measure.includes('train');
+  const length = given.length ?? (isTraining ? WINDOW : PROMPT);
+  const steps = measure.includes('request') ? STEPS.request : STEPS.decode;
+  const preset = (design: string) => `${design}-126m`;
+  return {
+    name: ['duokv', precision, measure.join('+'), designs.join('+'), `${batch}x${length}`].join(' '),
+    async run(signal) {
+      const args = ['--designs', designs.map(preset).join(','), '--measure', measure.join(',')];
+      args.push('--precision', precision, '--routes', routes.join(','), '--batch', String(batch));
+      args.push(isTraining ? '--train-length' : '--length', String(length));
+      args.push('--steps', String(steps), '--rounds', String(repetitions));
+      const { lines, peakBytes } = await run(process.execPath, [cli, 'bench', '--json', ...args], { signal });
+      const { results } = JSON.parse(lines.join('')) as {
+        results: { measure: Measure; design: string; route: string | null; rawMs: number[] }[];
+      };
+      return results.map((result) => ({
+        engine: 'duokv',
+        precision,
+        measure: result.measure,
+        design: designs.find((design) => preset(design) === result.design) as string,
+        route: result.route,
+        batch,
+        length,
+        ms: result.rawMs,
+        peakBytes,
+      }));
+    },
+  };
+}
+
+/** Everything the targets ask of duokv under one precision policy. */
+export function ownJobs(precision: string): Job[] {
+  return [
+    ownJob({ precision, measure: ['prefill', 'decode'], routes: ['exact', 'full'] }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 512 }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024 }),
+    // The prompt of 8 rows takes longer than everything that is timed.
+    ownJob({ precision, measure: ['decode'], batch: 8, repetitions: 1 }),
+    ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN] }),
+    ownJob({ precision, measure: ['request'], designs: [MAIN, RIVAL], repetitions: 3 }),
+    ownJob({ precision, measure: ['train'], repetitions: 1 }),
+    ownJob({ precision, measure: ['train'], length: 1024, repetitions: 1 }),
+    ownJob({ precision, measure: ['train'], length: 512, repetitions: 1 }),
+  ];
+}
