@@ -190,8 +190,9 @@ void serving(Bench& bench, const Layer& layer, Mode mode, int64_t m) {
   check(table().pack_cache_create(bench.device(), &packs));
   const auto weight = [&](int64_t i) { return weights[static_cast<size_t>(i % copies)]->data(); };
   const auto call = [&](int64_t i) {
-    const ops::LinearArgs args{
-        x.data(), m, m, 1, {{weight(i), n, k, 1, packs}}, {y.data()}, false, mode == Mode::BF16, mode};
+    const bool round = mode == Mode::BF16;
+    const ops::LinearArgs args{x.data(),   m,       m,     {},  1, {{weight(i), n, k, 1, packs}},
+                               {y.data()}, nullptr, round, mode};
     check(table().linear_forward(bench.device(), &args));
   };
   const auto onednn = [&](int64_t i) {

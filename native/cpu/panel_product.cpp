@@ -21,6 +21,7 @@ namespace duokv::cpu {
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
 struct ProductChunk {
   int64_t row, rows, panel, panels;
+  bool packs;  // the left operand
 };
 
 inline constexpr int64_t kTileRows = 6;
@@ -72,12 +73,17 @@ struct NarrowPanel {
   }
 };
 
-// Memory that will be read next: each of a tile's steps fetches the cache line at `data` and moves on by
-// `step` bytes.
+// Memory that will be read next: every kFetchSteps<Grouped> steps of a tile fetch the cache line at `data`
+// and move on by `step` bytes.
 struct Ahead {
   const char* data;
   int64_t step;
 };
+
+// A tile of a few rows is done before its panel could have come from memory and fetches at every step; where
+// many groups share a panel, each has time to spare, and fetching less often leaves the load ports to it.
+template <bool Grouped>
+constexpr int64_t kFetchSteps = Grouped ? 8 : 1;
 
 // sums [R, P panels] = or += a [R, depth] · b, where a(r, i) is a[r * a_stride + i], or a[i * kTileRows + r]
 // if Grouped.
@@ -93,9 +99,7 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
 #pragma GCC unroll 8
     for (int v = 0; v < P * kVectors; ++v) sum[r][v] = hn::Zero(df);
   }
-  for (int64_t i = 0; i < depth; ++i) {
-    // Several panels are streams enough to keep the memory busy.
-    if (P == 1) hwy::Prefetch(ahead.data + i * ahead.step);
+  const auto step = [&](int64_t i) HWY_ATTR {
     for (int p = 0; p < P; ++p) {
       VF row[kVectors];
       Panel::load(b + p * panel_stride + i * Panel::kRow * lanes, row);
@@ -106,7 +110,14 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
         }
       }
     }
+  };
+  int64_t i = 0;
+  for (; i + kFetchSteps<Grouped> <= depth; i += kFetchSteps<Grouped>) {
+    // Several panels are streams enough to keep the memory busy.
+    if (P == 1) hwy::Prefetch(ahead.data + i / kFetchSteps<Grouped> * ahead.step);
+    for (int64_t j = 0; j < kFetchSteps<Grouped>; ++j) step(i + j);
   }
+  for (; i < depth; ++i) step(i);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -155,7 +166,8 @@ void multiply_block(const RowGroups& groups, int64_t depth, const float* a, int6
                     const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t r = groups.begin(g);
-    const Ahead ahead{next + next_bytes * g / groups.count, next_bytes / groups.count / depth};
+    const Ahead ahead{next + next_bytes * g / groups.count,
+                      next_bytes * kFetchSteps<Grouped> / groups.count / depth};
     tile_of<P, Panel, Grouped>(groups.size(g), depth,
                                a + (Grouped ? g * kTileRows * kPanelDepth : r * a_stride), a_stride, b,
                                panel_stride, sums + r * P * width(), add, ahead);
@@ -268,20 +280,65 @@ void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t cou
   }
 }
 
-// Columns [i, i + depth) of the rows of a transposed A that `groups` divides from `row` on, by group as
-// [depth][kTileRows].
+// out(j, i) = in(i, j) for 4 × 4 elements, rows a stride apart.
+HWY_INLINE void transpose_4x4(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t j = 0; j < 4; ++j) out[j * out_stride + i] = in[i * in_stride + j];
+  }
+#else
+  const hn::FixedTag<float, 4> d;
+  const hn::RepartitionToWide<decltype(d)> pairs;
+  const auto row0 = hn::LoadU(d, in), row1 = hn::LoadU(d, in + in_stride);
+  const auto row2 = hn::LoadU(d, in + 2 * in_stride), row3 = hn::LoadU(d, in + 3 * in_stride);
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, out);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, out + out_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, out + 2 * out_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, out + 3 * out_stride);
+#endif
+}
+
+// Columns [i, i + depth) of the rows that `groups` divides from `row` on, by group as [depth][kTileRows].
 void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth,
                  float* packed) {
+  if (a.transposed) {
+    // A few rows of memory at a time: all of a block's share few sets of the cache.
+    constexpr int64_t kRows = 8;
+    for (int64_t d = 0; d < depth; d += kRows) {
+      const int64_t rows = std::min(kRows, depth - d);
+      const float* from = a.data + (i + d) * a.stride + row;
+      for (int64_t g = 0; g < groups.count; ++g) {
+        copy_rows<kTileRows>(from + groups.begin(g), a.stride, rows, groups.size(g),
+                             packed + (g * kPanelDepth + d) * kTileRows, kTileRows);
+      }
+    }
+    return;
+  }
   for (int64_t g = 0; g < groups.count; ++g) {
-    const float* from = a.data + i * a.stride + row + groups.begin(g);
+    const int64_t rows = groups.size(g);
+    const float* from = a.data + (row + groups.begin(g)) * a.stride + i;
     float* to = packed + g * kTileRows * kPanelDepth;
-    copy_rows<kTileRows>(from, a.stride, depth, groups.size(g), to, kTileRows);
+    int64_t d = 0;
+    if (rows >= 4) {
+      // The first four rows and the last four: what lies in both is written twice.
+      for (; d + 4 <= depth; d += 4) {
+        transpose_4x4(from + d, a.stride, to + d * kTileRows, kTileRows);
+        transpose_4x4(from + (rows - 4) * a.stride + d, a.stride, to + d * kTileRows + rows - 4, kTileRows);
+      }
+    }
+    for (; d < depth; ++d) {
+      for (int64_t r = 0; r < rows; ++r) to[d * kTileRows + r] = from[r * a.stride + d];
+    }
   }
 }
 
-// A transposed A is packed block by block along k, so the sums of all of the chunk's panels, as
+// A packed block by block along k, each block for all of the chunk's panels, whose sums, as
 // [panel][rows][width], wait in the L2 cache for the last block.
-void multiply_transposed(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+void multiply_packed(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   const RowGroups groups(chunk.rows);
   const int64_t k = p.b.k;
   const bool narrow = p.b.dtype == ops::DType::BF16;
@@ -313,29 +370,7 @@ void multiply_transposed(const PanelProduct& p, const ProductChunk& chunk, float
 }
 
 void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  p.a.transposed ? multiply_transposed(p, chunk, scratch) : multiply_rows(p, chunk, scratch);
-}
-
-// out(j, i) = in(i, j) for 4 × 4 elements, rows a stride apart.
-HWY_INLINE void transpose_4x4(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int64_t i = 0; i < 4; ++i) {
-    for (int64_t j = 0; j < 4; ++j) out[j * out_stride + i] = in[i * in_stride + j];
-  }
-#else
-  const hn::FixedTag<float, 4> d;
-  const hn::RepartitionToWide<decltype(d)> pairs;
-  const auto row0 = hn::LoadU(d, in), row1 = hn::LoadU(d, in + in_stride);
-  const auto row2 = hn::LoadU(d, in + 2 * in_stride), row3 = hn::LoadU(d, in + 3 * in_stride);
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, out);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, out + out_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, out + 2 * out_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, out + 3 * out_stride);
-#endif
+  chunk.packs ? multiply_packed(p, chunk, scratch) : multiply_rows(p, chunk, scratch);
 }
 
 // out [depth, width] = rows [i, i + depth) and columns [column, column + columns) of b, zero in the other
@@ -407,6 +442,7 @@ HWY_EXPORT(target_width);
 constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockColumns = 512;
 constexpr int64_t kChunksWanted = 32;
+constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16
 constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
 constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache lines and pages of B
 
@@ -443,13 +479,14 @@ void panel_product(ops::Device& device, const PanelProduct& p) {
       divide_up(panels, std::clamp(panels * row_blocks / kChunksWanted, fewest, most));
   // Sums, one block or all of A's rows, one widened panel.
   const int64_t chunk_panels = divide_up(panels, column_blocks);
-  const int64_t a_elements = p.a.transposed ? 2 * block_rows * kPanelDepth : round_up(block_rows * k, 16);
+  const bool packs = p.a.transposed || chunk_panels * width >= kColumnsWorthPacking;
+  const int64_t a_elements = packs ? 2 * block_rows * kPanelDepth : round_up(block_rows * k, 16);
   const int64_t scratch =
       block_rows * std::max<int64_t>(chunk_panels, 8) * width + a_elements + kPanelDepth * width;
   device.pool.run(row_blocks * column_blocks, [&](int64_t index, int32_t worker) {
     const int64_t column = index / row_blocks, row = index % row_blocks * block_rows;
     const int64_t begin = panels * column / column_blocks, end = panels * (column + 1) / column_blocks;
-    const ProductChunk chunk{row, std::min(block_rows, p.m - row), begin, end - begin};
+    const ProductChunk chunk{row, std::min(block_rows, p.m - row), begin, end - begin, packs};
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
     HWY_DYNAMIC_DISPATCH(multiply_chunk)(p, chunk, memory);
   });
