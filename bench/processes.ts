@@ -59,7 +59,10 @@ export async function run(command: string, args: string[], options: RunOptions =
       child.on('close', resolve);
     });
     signal?.throwIfAborted();
-    if (stopped === null && code !== 0) throw new Error(`${command} ${args.join(' ')} ended with ${code}`);
+    if (stopped === null && code !== 0) {
+      const said = lines().slice(-20).join('\n');
+      throw new Error(`${command} ${args.join(' ')} ended with ${code}\n${said}`);
+    }
   } finally {
     clearInterval(watch);
     clearTimeout(timer);
