@@ -26,6 +26,7 @@ import {
   type RouteName,
 } from './native.js';
 import { logProbability, RandomStream, sampleToken } from './sampling.js';
+import { SharedSteps } from './shared-steps.js';
 
 export interface SessionOptions {
   /** Rows (default 1). */
@@ -220,6 +221,7 @@ export class Session implements Disposable {
    */
   readonly ready: Promise<void>;
   readonly #native: NativeSession;
+  readonly #steps: SharedSteps;
 
   private constructor(
     model: Model,
@@ -235,6 +237,9 @@ export class Session implements Disposable {
     this.cache = new SessionCache(session, names, batch);
     this.ready = ready;
     this.#native = session;
+    this.#steps = new SharedSteps((rows, tokens, signal) =>
+      callEngine((cancellation) => session.decode(rows, tokens, undefined, cancellation), signal),
+    );
   }
 
   /** @internal */
@@ -355,6 +360,7 @@ export class Session implements Disposable {
     checkCallOptions(options, ['signal']);
     const { route, suffix } = checkSchedule(input.schedule ?? 'exact');
     const { rows, counts, tokens, documentIds } = this.#prompts(input);
+    this.#steps.flush();
     const { logits, exact, positions } = await callEngine(
       (cancellation) => this.#native.prefill(rows, counts, tokens, documentIds, route, suffix, cancellation),
       options.signal,
@@ -386,6 +392,7 @@ export class Session implements Disposable {
     checkLength(tokens.length, 'tokens', rows.length);
     const documentIds =
       input.documentIds === undefined ? undefined : checkIds(input.documentIds, 'documentIds', rows.length);
+    this.#steps.flush();
     const logits = await callEngine(
       (cancellation) => this.#native.decode(rows, tokens, documentIds, cancellation),
       options.signal,
@@ -401,13 +408,15 @@ export class Session implements Disposable {
    */
   async reset(rows?: readonly number[]): Promise<void> {
     const checked = checkRows(rows, this.batch);
+    this.#steps.flush();
     await callEngine(() => this.#native.reset(checked));
   }
 
   /**
    * Appends a prompt to a row and draws tokens after it, one per iteration. The row holds all but the last of
-   * them. Stopping early, aborting included, leaves the session usable at the last whole token. Errors: as
-   * `prefill`, and `ERR_NOT_FINITE`.
+   * them. Generators that run at the same time, each in a row of its own, share their decode steps: the weights
+   * are read once for all of them. Stopping early, aborting included, leaves the session usable at the last whole
+   * token. Errors: as `prefill`, and `ERR_NOT_FINITE`.
    *
    * @example
    * const options = { prompt, maxTokens: 64, temperature: 0.8, topP: 0.95, seed: 1 };
@@ -444,16 +453,16 @@ export class Session implements Disposable {
           `the session's capacity is ${this.capacity}`,
       );
     }
-    const rows = [row];
     const signalOption = signal === undefined ? {} : { signal };
     const session = this;
+    const steps = this.#steps;
     return (async function* () {
-      let { logits } = await session.prefill({ tokens: prompt, rows, schedule }, signalOption);
+      let { logits } = await session.prefill({ tokens: prompt, rows: [row], schedule }, signalOption);
       for (let count = 1; ; count++) {
         const token = sampleToken(logits, { temperature, topK, topP }, random);
         yield { token, logprob: logProbability(logits, token) };
         if (count === maxTokens) return;
-        ({ logits } = await session.decode({ tokens: Int32Array.of(token), rows }, signalOption));
+        logits = await steps.step(row, token, signal);
       }
     })();
   }

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import {
   cacheBytes,
   type Device,
+  type GeneratedToken,
   Model,
   type ModelConfig,
   openDevice,
@@ -262,6 +263,28 @@ describe('session', () => {
       for await (const _ of session.generate({ prompt: new Int32Array(30), maxTokens: 2 }));
     });
     assert.deepEqual(session.lengths, [7]);
+  });
+
+  it('shares decode steps between generators, each of which draws what it draws alone', async () => {
+    using model = await Model.create(device, small());
+    using session = model.session({ batch: 4, capacity: 40 });
+    const collect = async (row: number, maxTokens: number, signal?: AbortSignal) => {
+      const drawn: GeneratedToken[] = [];
+      const options = { prompt: randomTokens(3 + 2 * row, vocab), maxTokens, seed: row, row };
+      for await (const token of session.generate(signal === undefined ? options : { ...options, signal })) {
+        drawn.push(token);
+      }
+      return drawn;
+    };
+    const counts = [20, 7, 31, 12];
+    const alone: GeneratedToken[][] = [];
+    for (const [row, count] of counts.entries()) alone.push(await collect(row, count));
+    await session.reset();
+    assert.deepEqual(await Promise.all(counts.map((count, row) => collect(row, count))), alone);
+    assert.deepEqual(
+      session.lengths,
+      counts.map((count, row) => 3 + 2 * row + count - 1),
+    );
   });
 
   it('stores BF16 under the bf16 policy, at half the bytes', async () => {
