@@ -7,6 +7,7 @@ import type { Device } from '../device.js';
 import { DuokvError } from '../errors.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
+import { benchLatencyCommand } from './bench-latency.js';
 import { presetConfig } from './model-config.js';
 import {
   type DeviceFlags,
@@ -187,6 +188,8 @@ function peerCase(
 
 export function benchCommand(): Command {
   const command = new Command('bench')
+    .enablePositionalOptions()
+    .addCommand(benchLatencyCommand())
     .description(
       'Time prefill by route, a decode step, a request of both or a training step; medians over rounds that rotate the order',
     )

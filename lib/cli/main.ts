@@ -14,6 +14,8 @@ import { packageVersion } from './version.js';
 const program = new Command('duokv')
   .description('Train and serve transformers whose upper layers share one global KV bank')
   .version(packageVersion())
+  // Options belong to the command that they follow: `bench` and `bench latency` share names.
+  .enablePositionalOptions()
   .addCommand(doctorCommand())
   .addCommand(inspectCommand())
   .addCommand(trainCommand())

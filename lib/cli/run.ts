@@ -88,7 +88,8 @@ export async function runProgram(program: Command, argv: readonly string[]): Pro
     if (error.code !== 'EPIPE') throw error;
     process.exit();
   });
-  for (const command of [program, ...program.commands]) {
+  const family = (command: Command): Command[] => [command, ...command.commands.flatMap(family)];
+  for (const command of family(program)) {
     command.exitOverride().configureOutput({
       outputError: (text, write) =>
         write(
