@@ -19,6 +19,7 @@ struct Span {
   int begin, end;
   DUOKV_DEVICE bool empty() const { return end <= begin; }
   DUOKV_DEVICE bool contains(int position) const { return position >= begin && position < end; }
+  DUOKV_DEVICE bool covers(int first, int count) const { return first >= begin && first + count <= end; }
 };
 
 // The entries of a bank that queries at positions first … last see. document_start, the first query's, bounds
@@ -54,6 +55,57 @@ DUOKV_DEVICE void copy_entries_async(T* tile, const T* base, const ops::BankRow&
     const T* source = seen ? base + entry_slot(row, position) * position_stride + column : base;
     copy_async16(tile + (key + i) * Stride + column, source, seen);
   }
+}
+
+// ---------------------------------------------------------------- values that are not finite
+//
+// A hidden entry has the weight 0, and 0 times what is not finite is NaN. So where rows of a tile differ in
+// what they see, such values are taken out of the tile in shared memory and then added, one by one and from
+// where they came, to the sums of the rows that see them. A test of the tile finds them, which costs little
+// and is due at the edges of what is seen only; the rest never happens to a sound model.
+
+// Values below these in magnitude stay finite in a product's precision.
+constexpr float kFp32Limit = INFINITY, kTf32Limit = 0x1p114f, kBf16Limit = 0x1.ffp127f;
+
+DUOKV_DEVICE bool bounded(float4 x, float limit) {
+  return fabsf(x.x) < limit && fabsf(x.y) < limit && fabsf(x.z) < limit && fabsf(x.w) < limit;
+}
+DUOKV_DEVICE float4 keep_bounded(float4 x, float limit) {
+  return make_float4(fabsf(x.x) < limit ? x.x : 0.0f, fabsf(x.y) < limit ? x.y : 0.0f,
+                     fabsf(x.z) < limit ? x.z : 0.0f, fabsf(x.w) < limit ? x.w : 0.0f);
+}
+
+// Whether this thread's share of a tile [Rows, Columns], rows Stride apart, holds a value that is not bounded
+// by `limit`; with Clear it becomes 0. Every thread of the block calls it.
+template <bool Clear, int Rows, int Columns, int Stride, int Threads>
+DUOKV_DEVICE bool find_unbounded(float* tile, float limit) {
+  bool found = false;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < Rows * Columns / 4; i += Threads) {
+    float* const at = tile + i / (Columns / 4) * Stride + i % (Columns / 4) * 4;
+    const float4 x = load4(at);
+    if (bounded(x, limit)) continue;
+    found = true;
+    if constexpr (Clear) store4(at, keep_bounded(x, limit));
+  }
+  return found;
+}
+template <bool Clear, int Rows, int Columns, int Stride, int Threads>
+DUOKV_DEVICE bool find_unbounded(bf16* tile, float limit) {
+  bool found = false;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < Rows * Columns / 4; i += Threads) {
+    float* const at = reinterpret_cast<float*>(tile + i / (Columns / 4) * Stride + i % (Columns / 4) * 4);
+    const float4 x = unpack_bf16x4(load2(at));
+    if (bounded(x, limit)) continue;
+    found = true;
+    if constexpr (Clear) {
+      const float4 kept = keep_bounded(x, limit);
+      store2(at, make_float2(__uint_as_float(pack_bf16(kept.x, kept.y)),
+                             __uint_as_float(pack_bf16(kept.z, kept.w))));
+    }
+  }
+  return found;
 }
 
 // ---------------------------------------------------------------- TF32x3

@@ -21,14 +21,16 @@
 // and accumulated gradients of two banks are 6.4 GB, 2.1 ms.
 #include <cmath>
 
-#include "cuda/attention.cuh"
+#include "cuda/attention_backward_products.cuh"
 #include "cuda/launch.h"
 #include "cuda/operations.h"
 
 namespace duokv::cuda {
 namespace {
 
-constexpr int kOwnRows = 64, kTileRows = 32, kWarpRows = 16, kRowWarps = kOwnRows / kWarpRows;
+constexpr int kOwnRows = 64, kRowWarps = kOwnRows / kWarpRows;
+
+constexpr int kNothing = 0x7fffffff;  // no entry has this position
 
 // What the scores of a query in a bank need.
 struct alignas(16) QueryTerms {
@@ -36,185 +38,6 @@ struct alignas(16) QueryTerms {
   float delta;    // Σ dO * O
   float factor;   // scale; 0 where the query sees one entry in all, whose weight is 1 whatever its score
   int32_t first;  // position of the first entry that it sees; does not decrease with t
-};
-
-// ---------------------------------------------------------------- products
-//
-// Two products of a warp, whose left operands have its 16 rows:
-//   scores      [16, 32] += own rows [16, D] · tile [32, D]ᵀ
-//   accumulate  sums [16, Columns] += scores [16, 32] · tile [32, Columns]
-// A lane holds 16 scores, the i-th at (row(i), column(i)), and the sums in groups of four columns, group v at
-// (row(v), sum_column(v)). In shared memory rows lie D + kPadding floats apart.
-
-// The order in which the eight rows of a fragment take rows of a tile. With rows 8 banks apart (mod 32), the
-// 16-byte loads of rows, where lanes 4i … 4i+7 hold two, and those of columns, where they hold rows in order
-// of their k index, then meet every bank once.
-DUOKV_DEVICE int spread(int index) { return index % 2 == 0 ? index / 2 : 4 + (index / 2 ^ 2); }
-
-// Left operands [16, 16] and right operands [16, 8]: a lane's four values of a row or column are any four of
-// the 16 steps, the same on both sides.
-struct Tf32x3 {
-  struct Left {
-    Split<4> steps[2];
-  };
-  DUOKV_DEVICE static Left left(const float (&low)[4], const float (&high)[4]) {
-    return {{split_tf32<4>({low[0], high[0], low[1], high[1]}),
-             split_tf32<4>({low[2], high[2], low[3], high[3]})}};
-  }
-  DUOKV_DEVICE static void multiply(float (&sums)[2][4], const Left& a, const float (&b)[2][4]) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const Split<2> right[2] = {split_tf32<2>({b[n][0], b[n][1]}), split_tf32<2>({b[n][2], b[n][3]})};
-      mma_tf32x3_m16n8k16(sums[n], a.steps, right);
-    }
-  }
-};
-
-struct Bf16 {
-  struct Left {
-    uint32_t values[4];
-  };
-  DUOKV_DEVICE static Left left(const float (&low)[4], const float (&high)[4]) {
-    return {{pack_bf16(low[0], low[1]), pack_bf16(high[0], high[1]), pack_bf16(low[2], low[3]),
-             pack_bf16(high[2], high[3])}};
-  }
-  DUOKV_DEVICE static void multiply(float (&sums)[2][4], const Left& a, const float (&b)[2][4]) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const uint32_t right[2] = {pack_bf16(b[n][0], b[n][1]), pack_bf16(b[n][2], b[n][3])};
-      mma_bf16_m16n8k16(sums[n], a.values, right, sums[n]);
-    }
-  }
-};
-
-// On tensor cores: a lane's scores are fragments of accumulators, four to eight columns.
-template <class Precision>
-struct TensorCoreProducts {
-  static constexpr int kPadding = 8, kScratch = 0;
-  int g, t;
-
-  DUOKV_DEVICE TensorCoreProducts(int lane, float*) : g(lane / 4), t(lane % 4) {}
-  DUOKV_DEVICE int row(int i) const { return spread(g) + i % 4 / 2 * 8; }
-  DUOKV_DEVICE int column(int i) const { return i / 4 * 8 + spread(2 * t + i % 2); }
-  DUOKV_DEVICE int sum_column(int v) const { return v / 4 * 32 + 8 * t + v % 2 * 4; }
-
-  template <int D>
-  DUOKV_DEVICE void scores(const float* own, const float* tile, float (&s)[16]) const {
-    constexpr int kStride = D + kPadding;
-    own += spread(g) * kStride + 4 * t;
-    tile += spread(g) * kStride + 4 * t;
-    float sums[2][2][4] = {};
-#pragma unroll 2
-    for (int d = 0; d < D; d += 16) {
-      const float4 low = load4(own + d), high = load4(own + 8 * kStride + d);
-      const auto a = Precision::left({low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w});
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const float4 b0 = load4(tile + 16 * pair * kStride + d),
-                     b1 = load4(tile + (16 * pair + 8) * kStride + d);
-        Precision::multiply(sums[pair], a, {{b0.x, b0.y, b0.z, b0.w}, {b1.x, b1.y, b1.z, b1.w}});
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 16; ++i) s[i] = sums[i / 8][i / 4 % 2][i % 4];
-  }
-
-  template <int D, int Columns>
-  DUOKV_DEVICE void accumulate(const float (&s)[16], const float* tile, float (&sums)[Columns / 2]) const {
-    constexpr int kStride = D + kPadding;
-    tile += 4 * g;
-#pragma unroll 1  // or the loads of both halves would take too many registers
-    for (int half = 0; half < 2; ++half) {
-      float low[4], high[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int first = i / 2 * 4 + i % 2;
-        low[i] = half ? s[8 + first] : s[first];
-        high[i] = half ? s[10 + first] : s[2 + first];
-      }
-      const auto a = Precision::left(low, high);
-      const float* even = tile + (16 * half + spread(2 * t)) * kStride;
-      const float* odd = tile + (16 * half + spread(2 * t + 1)) * kStride;
-#pragma unroll
-      for (int c = 0; c < Columns / 32; ++c) {
-        const float4 b0 = load4(even + 32 * c), b1 = load4(odd + 32 * c);
-        const float4 b2 = load4(even + 8 * kStride + 32 * c), b3 = load4(odd + 8 * kStride + 32 * c);
-        add_columns<0>(a, {{b0.x, b1.x, b2.x, b3.x}, {b0.y, b1.y, b2.y, b3.y}}, sums + 16 * c);
-        add_columns<2>(a, {{b0.z, b1.z, b2.z, b3.z}, {b0.w, b1.w, b2.w, b3.w}}, sums + 16 * c);
-      }
-    }
-  }
-
- private:
-  // Columns First and First + 1 of each of four groups of four.
-  template <int First>
-  DUOKV_DEVICE static void add_columns(const typename Precision::Left& a, const float (&b)[2][4],
-                                       float* groups) {
-    float columns[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) columns[i / 4][i % 4] = groups[i % 4 * 4 + First + i / 4];
-    Precision::multiply(columns, a, b);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) groups[i % 4 * 4 + First + i / 4] = columns[i / 4][i % 4];
-  }
-};
-
-// In FP32: a lane computes 4 rows by 4 columns of the scores and 4 rows by Columns / 8 of the sums. Scores
-// change lanes through the warp's scratch memory.
-struct Fp32Products {
-  static constexpr int kPadding = 4, kScratchStride = kWarpRows + 4, kScratch = kTileRows * kScratchStride;
-  int r, c;
-  float* scratch;  // [kTileRows][kScratchStride], scores transposed
-
-  DUOKV_DEVICE Fp32Products(int lane, float* scratch_of_warp)
-      : r(lane / 8), c(lane % 8), scratch(scratch_of_warp) {}
-  DUOKV_DEVICE int row(int i) const { return 4 * r + i % 4; }
-  DUOKV_DEVICE int column(int i) const { return c + i / 4 * 8; }
-  DUOKV_DEVICE int sum_column(int v) const { return v / 4 * 32 + 4 * c; }
-
-  template <int D>
-  DUOKV_DEVICE void scores(const float* own, const float* tile, float (&s)[16]) const {
-    constexpr int kStride = D + kPadding;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) s[i] = 0;
-#pragma unroll 2
-    for (int d = 0; d < D; d += 4) {
-      float4 a[4], b[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[i] = load4(own + (4 * r + i) * kStride + d);
-        b[i] = load4(tile + (c + 8 * i) * kStride + d);
-      }
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float4 x = a[i % 4], y = b[i / 4];
-        s[i] = fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, s[i]))));
-      }
-    }
-  }
-
-  template <int D, int Columns>
-  DUOKV_DEVICE void accumulate(const float (&s)[16], const float* tile, float (&sums)[Columns / 2]) const {
-    constexpr int kStride = D + kPadding;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; i += 4)
-      store4(scratch + column(i) * kScratchStride + 4 * r, make_float4(s[i], s[i + 1], s[i + 2], s[i + 3]));
-    __syncwarp();
-#pragma unroll 4
-    for (int k = 0; k < kTileRows; ++k) {
-      const float4 x = load4(scratch + k * kScratchStride + 4 * r);
-      const float a[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int v = 0; v < Columns / 8; ++v) {
-        const float4 b = load4(tile + k * kStride + sum_column(v));
-        sums[4 * v] = fmaf(a[v % 4], b.x, sums[4 * v]);
-        sums[4 * v + 1] = fmaf(a[v % 4], b.y, sums[4 * v + 1]);
-        sums[4 * v + 2] = fmaf(a[v % 4], b.z, sums[4 * v + 2]);
-        sums[4 * v + 3] = fmaf(a[v % 4], b.w, sums[4 * v + 3]);
-      }
-    }
-  }
 };
 
 // ---------------------------------------------------------------- what a query sees
@@ -253,7 +76,8 @@ __global__ void __launch_bounds__(kTermsThreads)
   float lse = a.lse[query * a.query_heads + head];
   if (a.bank_count == 2) {
     const float other = a.lse[(a.batch * a.queries + query) * a.query_heads + head];
-    const float larger = fmaxf(lse, other), smaller = fminf(lse, other);
+    // Unlike fmaxf these keep NaN.
+    const float larger = other > lse ? other : lse, smaller = other > lse ? lse : other;
     lse = smaller == -INFINITY ? larger : larger + log1pf(expf(smaller - larger));
   }
   const int position = a.positions[row] + static_cast<int>(t), document = a.document_start[query];
@@ -306,12 +130,16 @@ DUOKV_DEVICE void copy_rows(float* first, float* second, const Operands& from, i
   }
 }
 
-// Starts copies of `Rows` queries' terms, zeros past the last query.
+// Starts copies of `Rows` queries' terms. Past the last query nothing is seen.
 template <int Rows>
 DUOKV_DEVICE void copy_terms(QueryTerms* shared, const QueryTerms* terms, int first, int queries) {
   const int i = static_cast<int>(threadIdx.x);
-  const bool valid = first + i < queries;
-  if (i < Rows) copy_async16(shared + i, valid ? terms + first + i : nullptr, valid);
+  if (i >= Rows) return;
+  if (first + i < queries) {
+    copy_async16(shared + i, terms + first + i);
+  } else {
+    store4(&shared[i].offset, make_float4(0, 0, 0, __int_as_float(kNothing)));
+  }
 }
 
 // Shared memory of both kernels: the block's own rows of two operands, two stages of a tile of the other two,
@@ -354,6 +182,14 @@ DUOKV_DEVICE void differentiate_score(float& score, float& gradient, float scale
   const float p = visible ? __expf(fmaf(score, scale, terms.offset)) : 0;
   gradient = visible ? p * (gradient - terms.delta) * terms.factor : 0;
   score = p;
+}
+
+// sums += those of four values that are not bounded.
+DUOKV_DEVICE void add_unbounded(float* sums, float4 x, float limit) {
+  if (!(fabsf(x.x) < limit)) sums[0] += x.x * INFINITY;
+  if (!(fabsf(x.y) < limit)) sums[1] += x.y * INFINITY;
+  if (!(fabsf(x.z) < limit)) sums[2] += x.z * INFINITY;
+  if (!(fabsf(x.w) < limit)) sums[3] += x.w * INFINITY;
 }
 
 // ---------------------------------------------------------------- gradients of keys and values
@@ -413,32 +249,66 @@ __global__ void __launch_bounds__(KeyBlock<D>::kThreads, D > 64 ? 1 : 2)
   const Products products(lane, shared.scratch(warp));
   const int own_row = warp % kRowWarps * kWarpRows, columns = warp / kRowWarps * kColumns;
   const int first_entry_of_warp = first + own_row;
+  // Adds what was taken out of a tile, of queries or of their gradients, to the entries that they see.
+  const auto restore = [&](float(&sums)[kColumns / 2], const float* source, const Tile& tile,
+                           const QueryTerms* tile_terms) {
+#pragma unroll 1
+    for (int t = tile.t; t < min(tile.t + kTileRows, queries); ++t) {
+      const int64_t vector = (row * a.queries + t) * a.query_heads + kv_head * group + tile.head;
+#pragma unroll
+      for (int v = 0; v < kColumns / 8; ++v) {
+        const int entry = first_entry_of_warp + products.row(v), column = columns + products.sum_column(v);
+        if (entry < tile_terms[t - tile.t].first || entry > start + t || column >= a.head_dim) continue;
+        add_unbounded(sums + 4 * v, load4(source + vector * a.head_dim + column), Products::kLimit);
+      }
+    }
+  };
   float dk[kColumns / 2] = {}, dv[kColumns / 2] = {};
   const int heads = begin < end ? group : 0;
   if (heads > 0) copy_tile(0, {0, begin});
   Tile next = {0, begin};
   for (int stage = 0; next.head < heads; stage ^= 1) {
-    const int t = next.t;
-    next = t + kTileRows < end ? Tile{next.head, t + kTileRows} : Tile{next.head + 1, begin};
+    const auto [tile_head, t] = next;
+    next = t + kTileRows < end ? Tile{tile_head, t + kTileRows} : Tile{tile_head + 1, begin};
     copy_async_wait<0>();
     __syncthreads();  // the tile is there, and the other stage is no longer read
     if (next.head < heads) copy_tile(stage ^ 1, next);
     const QueryTerms* tile_terms = shared.terms() + stage * kTileRows;
-    if (start + t + kTileRows - 1 < first_entry_of_warp ||
-        tile_terms[0].first >= first_entry_of_warp + kWarpRows)
-      continue;  // none of the warp's entries is seen
-    const float *q = shared.tile(stage, 0), *dout = shared.tile(stage, 1);
-    float p[16], ds[16];
-    products.template scores<D>(shared.own(0) + own_row * S::kStride, q, p);
-    products.template scores<D>(shared.own(1) + own_row * S::kStride, dout, ds);
+    float *q = shared.tile(stage, 0), *dout = shared.tile(stage, 1);
+    const bool all_see_all =
+        start + t >= min(first + kOwnRows, stored_end) - 1 && tile_terms[kTileRows - 1].first <= first;
+    const bool unbounded =
+        !all_see_all &&
+        block_any<kThreads>(
+            find_unbounded<false, kTileRows, D, S::kStride, kThreads>(q, Products::kLimit) ||
+            find_unbounded<false, kTileRows, D, S::kStride, kThreads>(dout, Products::kLimit));
+    // Otherwise none of the warp's entries is seen.
+    const bool works = start + t + kTileRows - 1 >= first_entry_of_warp &&
+                       tile_terms[0].first < first_entry_of_warp + kWarpRows;
+    float p[16] = {}, ds[16] = {};
+    if (works) {
+      products.template scores<D>(shared.own(0) + own_row * S::kStride, q, p);
+      products.template scores<D>(shared.own(1) + own_row * S::kStride, dout, ds);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int query = products.column(i);
-      differentiate_score(p[i], ds[i], a.scale, load_terms(tile_terms + query),
-                          first_entry_of_warp + products.row(i), start + t + query);
+      for (int i = 0; i < 16; ++i) {
+        const int query = products.column(i);
+        differentiate_score(p[i], ds[i], a.scale, load_terms(tile_terms + query),
+                            first_entry_of_warp + products.row(i), start + t + query);
+      }
     }
+    if (unbounded) {
+      __syncthreads();  // the scores needed the values that are not finite
+      find_unbounded<true, kTileRows, D, S::kStride, kThreads>(q, Products::kLimit);
+      find_unbounded<true, kTileRows, D, S::kStride, kThreads>(dout, Products::kLimit);
+      __syncthreads();
+    }
+    if (!works) continue;
     products.template accumulate<D, kColumns>(p, dout + columns, dv);
     products.template accumulate<D, kColumns>(ds, q + columns, dk);
+    if (unbounded) {
+      restore(dv, args.dout, {tile_head, t}, tile_terms);
+      restore(dk, a.q, {tile_head, t}, tile_terms);
+    }
   }
   copy_async_wait<0>();
 
@@ -512,19 +382,44 @@ __global__ void __launch_bounds__(kQueryThreads, D > 64 ? 1 : 2)
       if (tile + kTileRows < span.end) copy_tile(stage ^ 1, tile + kTileRows);
       const QueryTerms* warp_terms = shared.terms() + own_row;
       const int position = start + first + own_row;  // of the warp's first query
-      if (warp_terms[0].first >= tile + kTileRows || position + kWarpRows - 1 < tile)
-        continue;  // none of the warp's queries sees the tile
-      const float *k = shared.tile(stage, 0), *v = shared.tile(stage, 1);
-      float p[16], ds[16];
-      products.template scores<D>(shared.own(0) + own_row * S::kStride, k, p);
-      products.template scores<D>(shared.own(1) + own_row * S::kStride, v, ds);
+      float *k = shared.tile(stage, 0), *v = shared.tile(stage, 1);
+      const bool all_see_all =
+          start + first >= tile + kTileRows - 1 && shared.terms()[kOwnRows - 1].first <= tile;
+      const bool unbounded =
+          !all_see_all &&
+          block_any<kQueryThreads>(
+              find_unbounded<false, kTileRows, D, S::kStride, kQueryThreads>(k, Products::kLimit));
+      // Otherwise none of the warp's queries sees the tile.
+      const bool works = warp_terms[0].first < tile + kTileRows && position + kWarpRows - 1 >= tile;
+      float p[16] = {}, ds[16] = {};
+      if (works) {
+        products.template scores<D>(shared.own(0) + own_row * S::kStride, k, p);
+        products.template scores<D>(shared.own(1) + own_row * S::kStride, v, ds);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int query = products.row(i);
-        differentiate_score(p[i], ds[i], a.scale, load_terms(warp_terms + query), tile + products.column(i),
-                            min(position + query, stored.first + stored.count - 1));
+        for (int i = 0; i < 16; ++i) {
+          const int query = products.row(i);
+          differentiate_score(p[i], ds[i], a.scale, load_terms(warp_terms + query), tile + products.column(i),
+                              min(position + query, stored.first + stored.count - 1));
+        }
       }
+      if (unbounded) {
+        __syncthreads();  // the scores needed the values that are not finite
+        find_unbounded<true, kTileRows, D, S::kStride, kQueryThreads>(k, Products::kLimit);
+        __syncthreads();
+      }
+      if (!works) continue;
       products.template accumulate<D, D>(ds, k, dq);
+      if (!unbounded) continue;
+#pragma unroll 1
+      for (int entry = tile; entry < min(tile + kTileRows, stored.first + stored.count); ++entry) {
+        const float* source = entries.first + entry_slot(stored, entry) * bank.position_stride;
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i) {
+          const int query = products.row(i), column = products.sum_column(i);
+          if (entry < warp_terms[query].first || entry > position + query || column >= a.head_dim) continue;
+          add_unbounded(dq + 4 * i, load4(source + column), Products::kLimit);
+        }
+      }
     }
   }
   copy_async_wait<0>();

@@ -248,6 +248,13 @@ DUOKV_DEVICE void start_floats(float* tile, const void* entries, const BankView&
   }
 }
 
+// A value of the entry at `position`.
+DUOKV_DEVICE float entry_value(const void* entries, const BankView& view, int position, int column) {
+  const int64_t at = entry_slot(view.row, position) * view.position_stride + column;
+  return view.bf16 ? __bfloat162float(static_cast<const bf16*>(entries)[at])
+                   : static_cast<const float*>(entries)[at];
+}
+
 // A tile on its way through registers into shared memory, where it is BF16.
 template <int HeadDim, int Keys, int Stride>
 struct RoundedTile {

@@ -26,6 +26,7 @@ struct Tf32x3Products : MmaShape<HeadDim> {
   static constexpr int kKeys = 32, kKeyStride = HeadDim + 16, kValueStride = HeadDim + 4,
                        kVector = HeadDim < 32 ? HeadDim / 8 : 4;
   static constexpr bool kAsynchronous = true;
+  static constexpr float kLimit = kTf32Limit;
   // [warp][tile of rows][step of 8 columns][big, small][lane] fragments of 16 bytes
   static constexpr size_t kQueryBytes = kBlockRows * HeadDim * 2 * sizeof(float);
   static constexpr int kFragment = kWarpSize * 4, kRowTileFloats = 16 * HeadDim * 2;
@@ -107,6 +108,11 @@ struct Tf32x3Products : MmaShape<HeadDim> {
     }
   }
 
+  // Column of out[m][c][odd] and out[m][c][2 + odd].
+  DUOKV_DEVICE int column(int c, int odd) const {
+    return c / kVector * kVector * 8 + kVector * (2 * t + odd) + c % kVector;
+  }
+
   // Row g (half 0) or g + 8 of a tile of outputs, times factor.
   DUOKV_DEVICE void store(const float (&out)[HeadDim / 8][4], int half, float factor, float* row) const {
 #pragma unroll
@@ -148,6 +154,7 @@ struct Bf16Products : MmaShape<HeadDim> {
   using Element = bf16;
   static constexpr int kKeys = Bf16Banks ? 64 : 32, kKeyStride = HeadDim + 8, kValueStride = HeadDim + 8;
   static constexpr bool kAsynchronous = Bf16Banks;
+  static constexpr float kLimit = kBf16Limit;
   static constexpr size_t kQueryBytes = 0;
 
   uint32_t queries[kRowTiles][HeadDim / 16][4];
@@ -217,11 +224,12 @@ struct Bf16Products : MmaShape<HeadDim> {
     }
   }
 
+  DUOKV_DEVICE int column(int c, int odd) const { return c * 8 + lane % 4 * 2 + odd; }
+
   DUOKV_DEVICE void store(const float (&out)[HeadDim / 8][4], int half, float factor, float* row) const {
 #pragma unroll
     for (int c = 0; c < HeadDim / 8; ++c) {
-      store2(row + c * 8 + lane % 4 * 2,
-             make_float2(out[c][2 * half] * factor, out[c][2 * half + 1] * factor));
+      store2(row + column(c, 0), make_float2(out[c][2 * half] * factor, out[c][2 * half + 1] * factor));
     }
   }
 };
@@ -327,6 +335,11 @@ __global__ void __launch_bounds__(kThreads)
       start(true, n + 1);
       if constexpr (P::kAsynchronous) start(false, n + 1);
     }
+    // No warp has reached the values yet: the vote is the barrier that ends their clearing.
+    const bool unbounded =
+        !rows_see(block, entries.bank, 0, kRows).all.covers(entries.first, kKeys) &&
+        block_any<kThreads>(find_unbounded<true, kKeys, HeadDim, P::kValueStride, kThreads>(
+            values + n % 2 * kValueTile, P::kLimit));
     const bool works = !idle && see.some.begin < entries.first + kKeys && see.some.end > entries.first;
     float scores[kRowTiles][kScoreTiles][4] = {};
     if (works) products.score(keys + n % 2 * kKeyTile, scores);
@@ -337,7 +350,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (works) {
-      if (entries.first < see.all.begin || entries.first + kKeys > see.all.end) {
+      if (!see.all.covers(entries.first, kKeys)) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -393,6 +406,29 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
       products.apply(scores, values + n % 2 * kValueTile, out);
+      if (unbounded) {
+        const BankView& view = block.banks[entries.bank];
+#pragma unroll 1
+        for (int position = max(entries.first, view.seen.begin);
+             position < min(entries.first + kKeys, view.seen.end); ++position) {
+#pragma unroll
+          for (int c = 0; c < kOutTiles; ++c) {
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+              const float x = entry_value(view.v, view, position, products.column(c, odd));
+              if (fabsf(x) < P::kLimit) continue;
+#pragma unroll
+              for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                  if (block.seen[entries.bank][first_row + 16 * m + 8 * half].contains(position))
+                    out[m][c][2 * half + odd] += x * INFINITY;
+                }
+              }
+            }
+          }
+        }
+      }
     }
     if (more) finish(false, n + 1);
   }

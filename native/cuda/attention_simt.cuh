@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     start_keys(n + 1);
 
     if (works) {
-      if (entries.first < see.all.begin || entries.first + S::kKeys > see.all.end) {
+      if (!see.all.covers(entries.first, S::kKeys)) {
 #pragma unroll
         for (int i = 0; i < S::kThreadRows; ++i) {
           const Span seen = block.seen[entries.bank][first_row + 4 * i];
@@ -150,6 +150,10 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     copy_async_wait<1>();
     __syncthreads();
+    const bool unbounded =
+        !rows_see(block, entries.bank, 0, S::kRows).all.covers(entries.first, S::kKeys) &&
+        block_any<kThreads>(
+            find_unbounded<true, S::kKeys, HeadDim, S::kValueStride, kThreads>(values, kFp32Limit));
     if (works) {
 #pragma unroll 1
       for (int key = 0; key < S::kKeys; key += 4) {
@@ -169,6 +173,23 @@ __global__ void __launch_bounds__(kThreads, 2)
             const float weight = j == 0 ? w[i].x : j == 1 ? w[i].y : j == 2 ? w[i].z : w[i].w;
 #pragma unroll
             for (int c = 0; c < S::kThreadColumns; ++c) out[i][c] = fmaf(weight, v[c], out[i][c]);
+          }
+        }
+      }
+      if (unbounded) {
+        const BankView& view = block.banks[entries.bank];
+#pragma unroll 1
+        for (int position = max(entries.first, view.seen.begin);
+             position < min(entries.first + S::kKeys, view.seen.end); ++position) {
+#pragma unroll
+          for (int c = 0; c < S::kThreadColumns; ++c) {
+            const int column = c / S::kVector * S::kVector * 8 + column_lane * S::kVector + c % S::kVector;
+            const float x = entry_value(view.v, view, position, column);
+            if (fabsf(x) < kFp32Limit) continue;
+#pragma unroll
+            for (int i = 0; i < S::kThreadRows; ++i) {
+              if (block.seen[entries.bank][first_row + 4 * i].contains(position)) out[i][c] += x * INFINITY;
+            }
           }
         }
       }

@@ -153,6 +153,17 @@ DUOKV_DEVICE T block_sum(T value DUOKV_CALLER) {
   return total;
 }
 
+// Whether `value` is true in some thread of the block, told to every thread; a barrier. `Threads` is the
+// block's size, a multiple of 32.
+template <int Threads>
+DUOKV_DEVICE bool block_any(bool value DUOKV_CALLER) {
+#ifdef __CUDACC__
+  return __syncthreads_or(value) != 0;
+#else
+  return block_sum<Threads>(value ? 1 : 0 DUOKV_FORWARD) != 0;
+#endif
+}
+
 // ---------------------------------------------------------------- arithmetic
 
 // 2^x to within 2^-22 of it; results below the normal range become zero.

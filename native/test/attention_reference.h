@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "test/harness.h"
@@ -376,6 +377,92 @@ inline Problem some_queries(const Problem& p, int64_t first, int64_t count) {
   slice(some.dout, p.query_width());
   for (BankEntries& bank : some.banks) slice(bank.bias, 1);
   return some;
+}
+
+// ---- values that are not finite
+
+// In KV head 0 of one row: the key or value of an entry, or a query or its output gradient in the first query
+// head.
+struct Poison {
+  enum Place { kKey, kValue, kQuery, kOutputGradient } place;
+  size_t bank;  // of a key or value
+  int32_t at;   // entry or query
+  float value;
+
+  std::string name() const {
+    const char* const names[] = {"key", "value", "query", "output gradient"};
+    return std::string(names[place]) + " " + std::to_string(value) + " in bank " + std::to_string(bank);
+  }
+  Problem in(Problem p) const {
+    RowEntries& r = p.banks[bank].rows[0];
+    const int64_t stride = place <= kValue ? p.kv_width() : p.query_width();
+    std::vector<float>& values = place == kKey ? r.k : place == kValue ? r.v : place == kQuery ? p.q : p.dout;
+    std::fill_n(values.begin() + at * stride, p.head_dim, value);
+    return p;
+  }
+  // Whether query t, in the first query head, has to do with it.
+  bool reaches(const Problem& p, int64_t t) const { return place <= kValue ? sees(p, bank, t, at) : t == at; }
+  static bool sees(const Problem& p, size_t bank, int64_t t, int32_t entry) {
+    const Seen s = seen(p, bank, 0, t);
+    return s.first <= entry && entry < s.last;
+  }
+};
+
+// Compares vectors that a poison has and has not reached, and says what is wrong with them: those that it has
+// not must have the bits they have without it, and those that it has, if `surfaces`, no finite element.
+inline std::string misplaced(const std::string& what, const std::vector<float>& clean,
+                             const std::vector<float>& got, int64_t width, bool surfaces,
+                             const std::vector<bool>& reached) {
+  int64_t changed = 0, finite = 0;
+  for (size_t vector = 0; vector < reached.size(); ++vector) {
+    for (int64_t i = 0; i < width; ++i) {
+      const size_t at = vector * static_cast<size_t>(width) + static_cast<size_t>(i);
+      changed += !reached[vector] && std::memcmp(&got[at], &clean[at], 4) != 0;
+      finite += reached[vector] && surfaces && std::isfinite(got[at]);
+    }
+  }
+  if (changed == 0 && finite == 0) return "";
+  return what + ": " + std::to_string(changed) + " elements changed and " + std::to_string(finite) +
+         " stayed finite; ";
+}
+
+// The same of outputs, and of gradients. Problems of one row.
+inline std::string misplaced_outputs(const Problem& p, const Poison& poison, const std::vector<float>& clean,
+                                     const std::vector<float>& got) {
+  const int64_t group = p.query_heads / p.kv_heads;
+  std::vector<bool> reached;
+  for (int64_t t = 0; t < p.queries; ++t) {
+    for (int64_t h = 0; h < p.query_heads; ++h)
+      reached.push_back(poison.reaches(p, t) && h < (poison.place == Poison::kQuery ? 1 : group));
+  }
+  return misplaced("out", clean, got, p.head_dim, !(std::abs(poison.value) <= 0x1p127f), reached);
+}
+template <class Gradients>
+std::string misplaced_gradients(const Problem& p, const Poison& poison, const Gradients& clean,
+                                const Gradients& got) {
+  const bool surfaces = !(std::abs(poison.value) <= 0x1p127f);
+  const int64_t group = p.query_heads / p.kv_heads;
+  std::vector<bool> queries;
+  for (int64_t t = 0; t < p.queries; ++t) {
+    for (int64_t h = 0; h < p.query_heads; ++h)
+      queries.push_back(poison.reaches(p, t) && h < (poison.place >= Poison::kQuery ? 1 : group));
+  }
+  std::string wrong = misplaced("dq", clean.dq, got.dq, p.head_dim, surfaces, queries);
+  for (size_t bank = 0; bank < p.banks.size(); ++bank) {
+    std::vector<bool> entries;
+    for (int32_t e = 0; e < p.banks[bank].rows[0].count; ++e) {
+      bool reached = false;
+      for (int64_t t = 0; t < p.queries; ++t)
+        reached = reached || (poison.reaches(p, t) && Poison::sees(p, bank, t, e));
+      for (int32_t h = 0; h < p.kv_heads; ++h) entries.push_back(reached && h == 0);
+    }
+    const std::string of_bank = " of bank " + std::to_string(bank);
+    wrong += misplaced("dk" + of_bank, clean.dk[bank], got.dk[bank], p.head_dim, surfaces, entries);
+    // Weights do not depend on values.
+    wrong += misplaced("dv" + of_bank, clean.dv[bank], got.dv[bank], p.head_dim,
+                       surfaces && poison.place != Poison::kValue, entries);
+  }
+  return wrong;
 }
 
 }  // namespace duokv::test

@@ -4,6 +4,8 @@
 namespace duokv::cuda::test {
 namespace {
 
+using duokv::test::misplaced_gradients;
+using duokv::test::Poison;
 using ops::ProductMode;
 
 constexpr ProductMode kModes[] = {ProductMode::FP32, ProductMode::TF32x3, ProductMode::BF16};
@@ -256,19 +258,49 @@ DUOKV_CASE(tf32x3_is_as_accurate_as_fp32) {
   });
 }
 
-DUOKV_CASE(what_is_not_finite_stays_so) {
-  Rng rng(9);
-  for (const ProductMode mode : kModes) {
-    for (const float value : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
-      Problem p = causal_problem(rng, 1, 9, 1, 1, 32, 0);
-      p.mode = mode;
-      const Reference r = reference(p);
-      p.dout[5 * 32 + 3] = value;
-      const Gradients got = differentiate(p, r);
-      expect(!std::isfinite(got.dq[5 * 32 + 7]), "%s: dq is finite", name(mode));
-      expect(!std::isfinite(got.dk[0][2 * 32 + 7]), "%s: dk is finite", name(mode));
-      expect(!std::isfinite(got.dv[0][2 * 32 + 3]), "%s: dv is finite", name(mode));
+// What is not finite reaches the gradients of all that see it, and changes no bit of others in the same
+// tiles. 2^120 is too large for TF32x3 only.
+DUOKV_CASE(what_is_not_finite_stays_where_it_belongs) {
+  constexpr int32_t kAt = 20;
+  const auto try_all = [](int32_t head_dim, ProductMode mode, const std::vector<Poison>& poisons) {
+    Rng rng(9);
+    Problem clean = causal_problem(rng, 1, 70, 4, 2, head_dim, 5);
+    for (size_t t = 29; t < 70; ++t) clean.document_start[t] = 29;
+    clean.mode = mode;
+    const Gradients expected = differentiate(clean, reference(clean));
+    for (const Poison& poison : poisons) {
+      const Problem p = poison.in(clean);
+      const std::string wrong = misplaced_gradients(p, poison, expected, differentiate(p, reference(p)));
+      expect(wrong.empty(), "%s, %s: %s", name(mode), poison.name().c_str(), wrong.c_str());
     }
+  };
+  for_each_choice([&](size_t i) {
+    try_all(16, kModes[i],
+            {{Poison::kKey, 0, kAt, kInf},
+             {Poison::kKey, 1, kAt, kNan},
+             {Poison::kKey, 1, kAt, 0x1p120f},
+             {Poison::kValue, 0, kAt, kNan},
+             {Poison::kValue, 1, kAt, kInf},
+             {Poison::kQuery, 0, kAt, kNan},
+             {Poison::kQuery, 0, kAt, 0x1p120f},
+             {Poison::kOutputGradient, 0, kAt, -kInf}});
+    try_all(128, kModes[i], {{Poison::kKey, 0, kAt, kNan}, {Poison::kOutputGradient, 0, kAt, kNan}});
+  });
+}
+
+// Entries that no query sees have no gradient, whatever they hold.
+DUOKV_CASE(what_nobody_sees_has_no_gradient) {
+  Rng rng(10);
+  for (const ProductMode mode : kModes) {
+    Problem p = causal_problem(rng, 1, 37, 1, 1, 32, 0);
+    p.document_start.assign(37, 3);
+    p.mode = mode;
+    const Gradients expected = differentiate(p, reference(p));
+    std::fill_n(p.banks[0].rows[0].k.begin(), 3 * 32, kNan);
+    std::fill_n(p.banks[0].rows[0].v.begin(), 3 * 32, kInf);
+    const Gradients got = differentiate(p, reference(p));
+    expect_equal("dk", got.dk[0], expected.dk[0]);
+    expect_equal("dv", got.dv[0], expected.dv[0]);
   }
 }
 

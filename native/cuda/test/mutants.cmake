@@ -134,23 +134,23 @@ duokv_mutant(attention_backward key_tile_not_waited_for checked [[    copy_async
     if (next]] [[    __syncthreads();
     if (next]])
 duokv_mutant(attention_backward scratch_read_too_early race [[    __syncwarp();
-#pragma unroll 4]] [[#pragma unroll 4]])
+#pragma unroll 4]] [[#pragma unroll 4]] attention_backward_products.cuh)
 duokv_mutant(attention_backward scratch_written_too_early race [[    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 16; i += 4)]] [[#pragma unroll
-    for (int i = 0; i < 16; i += 4)]])
-duokv_mutant(attention_backward swapped_lanes checked [[spread(g) + i % 4 / 2 * 8]] [[g + i % 4 / 2 * 8]])
-duokv_mutant(attention_backward swapped_columns checked [[8 * t + v % 2 * 4]] [[4 * t + v % 2 * 16]])
+    for (int i = 0; i < 16; i += 4)]] attention_backward_products.cuh)
+duokv_mutant(attention_backward swapped_lanes checked [[spread(g) + i % 4 / 2 * 8]] [[g + i % 4 / 2 * 8]] attention_backward_products.cuh)
+duokv_mutant(attention_backward swapped_columns checked [[8 * t + v % 2 * 4]] [[4 * t + v % 2 * 16]] attention_backward_products.cuh)
 duokv_mutant(attention_backward swapped_steps checked
              [[pack_bf16(high[0], high[1]), pack_bf16(low[2], low[3])]]
-             [[pack_bf16(low[2], low[3]), pack_bf16(high[0], high[1])]])
+             [[pack_bf16(low[2], low[3]), pack_bf16(high[0], high[1])]] attention_backward_products.cuh)
 duokv_mutant(attention_backward accumulator_not_flushed checked
              [[      mma_tf32x3_m16n8k16(sums[n], a.steps, right);]]
              [[      for (int i = 0; i < 2; ++i) {
         mma_tf32_m16n8k8(sums[n], a.steps[i].small, right[i].big, sums[n]);
         mma_tf32_m16n8k8(sums[n], a.steps[i].big, right[i].small, sums[n]);
         mma_tf32_m16n8k8(sums[n], a.steps[i].big, right[i].big, sums[n]);
-      }]])
+      }]] attention_backward_products.cuh)
 duokv_mutant(attention_backward lost_residual checked
              [[      mma_tf32x3_m16n8k16(sums[n], a.steps, right);]]
              [[      for (int i = 0; i < 2; ++i) {
@@ -158,7 +158,7 @@ duokv_mutant(attention_backward lost_residual checked
         mma_tf32_m16n8k8(product, a.steps[i].small, right[i].big, product);
         mma_tf32_m16n8k8(product, a.steps[i].big, right[i].big, product);
         for (int j = 0; j < 4; ++j) sums[n][j] += product[j];
-      }]])
+      }]] attention_backward_products.cuh)
 duokv_mutant(attention_backward entry_of_the_query_itself_hidden checked [[entry <= last]] [[entry < last]])
 duokv_mutant(attention_backward first_entry_hidden checked [[terms.first <= entry]] [[terms.first < entry]])
 duokv_mutant(attention_backward first_reader_missed checked [[max(0, first - start)]] [[max(0, first - start + 1)]])
@@ -167,17 +167,17 @@ duokv_mutant(attention_backward last_readers_missed checked
              [[min(first + kOwnRows, stored_end) - 2)]])
 duokv_mutant(attention_backward reader_bound checked [[probe < end && terms]] [[terms]])
 duokv_mutant(attention_backward earlier_tile_skipped checked
-             [[start + t + kTileRows - 1 < first_entry_of_warp]]
-             [[start + t < first_entry_of_warp]])
+             [[start + t + kTileRows - 1 >= first_entry_of_warp]]
+             [[start + t >= first_entry_of_warp]])
 duokv_mutant(attention_backward later_tile_skipped checked
-             [[>= first_entry_of_warp + kWarpRows)]]
-             [[>= first_entry_of_warp + kWarpRows - 1)]])
+             [[.first < first_entry_of_warp + kWarpRows;]]
+             [[.first < first_entry_of_warp + kWarpRows - 1;]])
 duokv_mutant(attention_backward tile_before_the_window_skipped checked
-             [[warp_terms[0].first >= tile + kTileRows]]
-             [[warp_terms[0].first >= tile + kTileRows - 1]])
+             [[warp_terms[0].first < tile + kTileRows]]
+             [[warp_terms[0].first < tile + kTileRows - 1]])
 duokv_mutant(attention_backward tile_at_the_end_skipped checked
-             [[position + kWarpRows - 1 < tile)]]
-             [[position < tile)]])
+             [[position + kWarpRows - 1 >= tile;]]
+             [[position >= tile;]])
 duokv_mutant(attention_backward lost_delta checked [[(gradient - terms.delta)]] [[gradient]])
 duokv_mutant(attention_backward lone_entry_has_a_gradient checked [[seen == 1 ? 0 : a.scale]] [[a.scale]])
 duokv_mutant(attention_backward lost_bias checked [[{bias - lse,]] [[{-lse,]])
@@ -190,13 +190,14 @@ duokv_mutant(attention_backward not_accumulated checked
 duokv_mutant(attention_backward wrong_kv_head checked
              [[head * a.kv_heads / a.query_heads]]
              [[head % a.kv_heads]])
-duokv_mutant(attention_backward lost_query_head checked [[kv_head * group + tile.head]] [[kv_head * group]])
+duokv_mutant(attention_backward lost_query_head checked [[const int64_t head = kv_head * group + tile.head]]
+             [[const int64_t head = kv_head * group]])
 duokv_mutant(attention_backward own_entries_bound checked [[stored_end - first,]] [[kOwnRows,]])
 duokv_mutant(attention_backward tile_of_entries_bound checked
              [[stored.first + stored.count - tile,]]
              [[kTileRows,]])
 duokv_mutant(attention_backward tile_of_queries_bound checked [[queries - tile.t,]] [[kTileRows,]])
-duokv_mutant(attention_backward entry_bound checked [[entry >= stored_end || ]] "")
+duokv_mutant(attention_backward entry_bound checked [[if (entry >= stored_end || column >= a.head_dim)]] [[if (column >= a.head_dim)]])
 duokv_mutant(attention_backward key_column_bound checked
              [[entry >= stored_end || column >= a.head_dim]]
              [[entry >= stored_end]])
@@ -205,6 +206,17 @@ duokv_mutant(attention_backward query_column_bound checked
              [[query >= queries || column >= a.head_dim]]
              [[query >= queries]])
 duokv_mutant(attention_backward padding_not_zero checked [[row < count && column < from.head_dim]] [[row < count]])
+duokv_mutant(attention_backward padding_is_seen checked [[__int_as_float(kNothing)]] [[0.0f]])
+duokv_mutant(attention_backward edge_of_the_first_query checked
+             [=[tile_terms[kTileRows - 1].first <= first]=]
+             [=[tile_terms[0].first <= first]=])
+duokv_mutant(attention_backward seen_value_lost checked [=[sums[2] += x.z * INFINITY;]=] [=[sums[2] += 0;]=])
+duokv_mutant(attention_backward scores_without_the_value race [[    if (unbounded) {
+      __syncthreads();  // the]] [[    if (unbounded) {
+      // the]])
+duokv_mutant(attention_backward lse_of_nan checked
+             [[larger = other > lse ? other : lse, smaller = other > lse ? lse : other]]
+             [[larger = fmaxf(lse, other), smaller = fminf(lse, other)]])
 duokv_mutant(attention_backward short_workspace checked
              [[(a.bank_count * a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]]
              [[(a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]])
@@ -246,9 +258,9 @@ duokv_mutant(attention_forward simt_keys_in_use race
 duokv_mutant(attention_forward simt_values_barrier race
              [[    copy_async_wait<1>();
     __syncthreads();
-    if (works) {]]
+    const bool unbounded]]
              [[    copy_async_wait<1>();
-    if (works) {]] attention_simt.cuh)
+    const bool unbounded]] attention_simt.cuh)
 duokv_mutant(attention_forward simt_values_in_use race
              [[    __syncthreads();
     start_values(n + 1);]]
@@ -292,8 +304,8 @@ duokv_mutant(attention_forward mma_tile_before_window checked
              [[see.some.begin < entries.first + kKeys]]
              [[see.some.begin < entries.first]] attention_mma.cuh)
 duokv_mutant(attention_forward mma_masked_too_seldom checked
-             [[entries.first + kKeys > see.all.end]]
-             [[entries.first + kKeys > see.all.end + 1]] attention_mma.cuh)
+             [[see.all.covers(entries.first, kKeys)]]
+             [[see.all.covers(entries.first, kKeys - 1)]] attention_mma.cuh)
 duokv_mutant(attention_forward mma_first_bank_kept checked
              [=[          running[m][half] = Running{};
 ]=]
@@ -336,6 +348,19 @@ duokv_mutant(attention_forward lse_in_base_two checked
 duokv_mutant(attention_forward first_kv_head checked
              [[tile.kv_head * source.head_stride]]
              [[0 * source.head_stride]] attention_block.cuh)
+duokv_mutant(attention_forward simt_hidden_value checked
+             [[rows_see(block, entries.bank, 0, S::kRows)]]
+             [[rows_see(block, entries.bank, 0, 1)]] attention_simt.cuh)
+duokv_mutant(attention_forward simt_seen_value_lost checked [[+= x * INFINITY]] [[+= 0]] attention_simt.cuh)
+duokv_mutant(attention_forward mma_hidden_value checked
+             [[rows_see(block, entries.bank, 0, kRows)]]
+             [[rows_see(block, entries.bank, 0, 1)]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_seen_value_lost checked [[+= x * INFINITY]] [[+= 0]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_value_of_another_column checked
+             [[kVector * (2 * t + odd) + c % kVector]]
+             [[kVector * (2 * t + odd)]] attention_mma.cuh)
+duokv_mutant(attention_forward value_kept checked [[fabsf(x.y) < limit ? x.y : 0.0f]] [[x.y]] attention.cuh)
+duokv_mutant(attention_forward too_large_for_tf32 checked [[kTf32Limit = 0x1p114f]] [[kTf32Limit = INFINITY]] attention.cuh)
 duokv_mutant(attention_forward combine_bound checked [[if (vector >= vectors) return;]] "")
 duokv_mutant(attention_forward combine_weight checked
              [[exp2_approximate(largest - over_both)]]
