@@ -1,0 +1,27 @@
+// The hot operations once each, on one thread and as AVX2, for callgrind: it counts what `measured` runs and
+// dumps after every call. Prints the operations' names in the order of the dumps. scripts/instructions.mjs is
+// the caller.
+#include <hwy/highway.h>
+
+#include <cstdio>
+
+#include "bench/operations.h"
+#include "test/harness.h"
+
+extern "C" __attribute__((noinline, visibility("default"))) void duokv_measured(
+    const std::function<void(int64_t)>& call) {
+  call(0);
+}
+
+int main() {
+#if HWY_ARCH_X86
+  hwy::SetSupportedTargetsForTest(HWY_AVX2);
+#endif
+  const duokv::test::OpenDevice device(1);
+  for (const auto& operation : duokv::bench::operations(device, {96, 1024, 1})) {
+    const auto call = operation.prepare();
+    call(0);  // scratch memory is there, weights are packed
+    duokv_measured(call);
+    std::printf("%s, %s\n", operation.name.c_str(), operation.mode.c_str());
+  }
+}
