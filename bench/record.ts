@@ -50,3 +50,25 @@ const FIELDS = ['engine', 'precision', 'measure', 'design', 'route', 'batch', 'l
 
 export const sameWhat = (a: What, b: Partial<What>): boolean =>
   FIELDS.every((field) => b[field] === undefined || a[field] === b[field]);
+
+/** One operation: rates of its median time, ceilings sampled between its calls. */
+export interface OperationTimes {
+  operation: string;
+  mode: string;
+  gflops: number;
+  gbytes: number;
+  ceiling_gflops: number;
+  ceiling_gbytes: number;
+  /** The roofline's time over the median: 1 is all that the machine can do. */
+  share: number;
+  /** Every time measured, milliseconds. */
+  ms: number[];
+}
+
+export interface OperationsRecord {
+  campaign: 'operations';
+  command: string;
+  date: string;
+  machine: Record<string, unknown>;
+  operations: OperationTimes[];
+}

@@ -1,24 +1,37 @@
-// docs/performance.md from the records in bench/records/.
+// docs/performance.md and docs/plots/ from the records in bench/records/.
 //
 //   npm run bench:report
 
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 
+import type { LatencyRecord } from '../lib/cli/latency-campaign.js';
 import { gpuSections } from './gpu-report.js';
-import type { CampaignRecord } from './record.js';
+import { plotFolder } from './plots.js';
+import type { CampaignRecord, OperationsRecord } from './record.js';
+import { cacheSection, latencySection, operationsSection } from './report-latency.js';
 import { targetsSection } from './report-targets.js';
 
 const page = new URL('../docs/performance.md', import.meta.url);
 
-/** The sections of a record, or none where there is no such record. */
-function section<Record>(name: string, write: (record: Record, file: string) => string[]): string[] {
+/** What `write` makes of a record, or nothing where there is no such record. */
+async function section<Record>(
+  name: string,
+  write: (record: Record, link: string) => string[] | Promise<string[]>,
+): Promise<string[]> {
   const file = new URL(`records/${name}`, import.meta.url);
   if (!existsSync(file)) return [];
   const link = `[\`bench/records/${name}\`](../bench/records/${name})`;
   return write(JSON.parse(readFileSync(file, 'utf8')) as Record, link);
 }
 
-const sections = [...section<CampaignRecord>('targets.json', targetsSection), ...gpuSections()];
+mkdirSync(plotFolder, { recursive: true });
+const sections = [
+  ...(await section<CampaignRecord>('targets.json', targetsSection)),
+  ...(await section<LatencyRecord>('latency.json', latencySection)),
+  ...(await cacheSection()),
+  ...(await section<OperationsRecord>('operations.json', operationsSection)),
+  ...gpuSections(),
+];
 
 writeFileSync(
   page,

@@ -1,0 +1,28 @@
+// Times of the CPU backend's hot operations beside the roofline, by native/bench/operations_bench.cpp.
+//
+//   npm run bench:operations -- [--only TEXT] [--out bench/records/operations.json]
+
+import { writeFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+
+import { describeMachine } from '../lib/cli/version.js';
+import { deviceThreads } from './jobs.js';
+import { run } from './processes.js';
+import type { OperationsRecord, OperationTimes } from './record.js';
+
+const { values: flags } = parseArgs({ options: { only: { type: 'string' }, out: { type: 'string' } } });
+
+const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
+await run('cmake', ['--build', build, '--target', 'operations_bench']);
+const { lines } = await run(`${build}/operations_bench`, flags.only === undefined ? [] : [flags.only]);
+const record: OperationsRecord = {
+  campaign: 'operations',
+  command: `npm run bench:operations${flags.only === undefined ? '' : ` -- --only '${flags.only}'`}`,
+  date: new Date().toISOString(),
+  machine: { ...describeMachine(), threads: await deviceThreads() },
+  operations: lines.map((line) => JSON.parse(line) as OperationTimes),
+};
+const text = `${JSON.stringify(record, null, 1)}\n`;
+if (flags.out === undefined) process.stdout.write(text);
+else writeFileSync(flags.out, text);
