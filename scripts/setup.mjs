@@ -2,9 +2,10 @@
 // TypeScript build. A step is skipped when its result is newer than its sources, so commands run this first.
 // Uses Node's own modules only: it runs before node_modules exists.
 //
-//   node scripts/setup.mjs [--lint] [--emulator]
+//   node scripts/setup.mjs [--lint] [--valgrind] [--emulator]
 //
-// --lint also provides clang-format, --emulator also builds the CUDA backend on the SIMT emulator, for the tests.
+// --lint also provides clang-format, --valgrind valgrind where packages may be installed, --emulator also builds the
+// CUDA backend on the SIMT emulator, for the tests.
 
 import { spawnSync } from 'node:child_process';
 import fs from 'node:fs';
@@ -22,6 +23,10 @@ const tools = [
 ];
 if (process.argv.includes('--lint')) {
   tools.push({ command: 'clang-format', package: 'clang-format', atLeast: [14, 0] });
+}
+// Nothing but the instruction counts needs it, and they say so where it is missing.
+if (process.argv.includes('--valgrind') && process.getuid?.() === 0) {
+  tools.push({ command: 'valgrind', package: 'valgrind', atLeast: [3, 15] });
 }
 const headers = [
   { file: 'dnnl.hpp', package: 'libdnnl-dev', name: 'oneDNN' },
