@@ -39,6 +39,7 @@ struct Stacked {
   float* q;           // [batch, kv_heads, queries · group, padded]
   float* dout;        // the same
   QueryTerms* terms;  // [batch, kv_heads, queries · group]
+  uint8_t* finite;    // [batch, kv_heads, blocks] whether all of a block's q and dout are
 };
 
 // A tile of a row of a bank and the query blocks that see some of it.
@@ -71,6 +72,9 @@ struct BackwardPlan {
 
   int64_t blocks() const { return ceil_div(call.args.queries, block); }
   int64_t stack_rows() const { return call.args.queries * call.group; }
+  uint8_t& finite(int64_t row, int64_t head, int64_t b) const {
+    return stacked.finite[(row * call.args.kv_heads + head) * blocks() + b];
+  }
   int64_t stack(int64_t row, int64_t head) const { return (row * call.args.kv_heads + head) * stack_rows(); }
   Span block_span(int32_t bank, int64_t row, int64_t b) const {
     return block_spans[static_cast<size_t>((bank * call.args.batch + row) * blocks() + b)];
@@ -89,6 +93,17 @@ HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
+
+// n: a multiple of every vector length.
+bool all_finite(const float* x, int64_t n) {
+  const F f;
+  V nonfinite = hn::Zero(f);  // NaN once x - x is
+  for (int64_t i = 0; i < n; i += lane_count()) {
+    const V value = hn::LoadU(f, x + i);
+    nonfinite = hn::Add(nonfinite, hn::Sub(value, value));
+  }
+  return hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
+}
 
 // Stacks query block b of one row and KV head and computes its terms.
 void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b) {
@@ -117,12 +132,17 @@ void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b)
       float lse = args.lse[call.lse_offset(0, row, t, head) + h];
       if (args.bank_count == 2) {
         const float other = args.lse[call.lse_offset(1, row, t, head) + h];
-        const float larger = std::max(lse, other), smaller = std::min(lse, other);
+        // Unlike std::min this keeps NaN of either.
+        const float larger = other > lse ? other : lse, smaller = other > lse ? lse : other;
         lse = smaller == kMinusInfinity ? larger : larger + std::log1p(std::exp(smaller - larger));
       }
       plan.stacked.terms[r] = {lse, delta, seen == 1 ? 0.0f : 1.0f};
     }
   }
+  const int64_t first = (plan.stack(row, head) + b * plan.block * call.group) * padded,
+                floats = (end - b * plan.block) * call.group * padded;
+  plan.finite(row, head, b) =
+      all_finite(plan.stacked.q + first, floats) && all_finite(plan.stacked.dout + first, floats);
 }
 
 // One tile of keys as right operands, and its gradients.
@@ -134,6 +154,7 @@ struct TileBuffers {
   float* dv;                 // the same
   float* p;                  // [rows, kTile]
   float* ds;                 // the same
+  bool finite;               // whether all keys are
 };
 
 // A row's P and dS from raw products s and dp, in columns [begin, end) of the tile, zero outside of [first,
@@ -215,17 +236,42 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
       first_row[g] = std::min(first_row[g], r0);
       last_row[g] = r0 + count;
     }
-    accumulate(count, Left{ds + columns.begin, kTile, 1}, buffers.keys + columns.begin * padded, padded,
-               columns.end - columns.begin, dq + r0 * padded);
+    const auto add_keys = [&](int64_t r, int64_t rows_added, Span seen) HWY_ATTR {
+      accumulate(rows_added, Left{ds + r * kTile + seen.begin, kTile, 1}, buffers.keys + seen.begin * padded,
+                 padded, seen.size(), dq + (r0 + r) * padded);
+    };
+    if (buffers.finite) {
+      add_keys(0, count, columns);
+      continue;
+    }
+    // 0 · inf is NaN: a row must not meet keys it does not see.
+    for (int64_t r = 0; r < count; ++r) {
+      if (!own[r].empty()) add_keys(r, 1, own[r]);
+    }
   }
 
   for (int64_t g = 0; g < kTile / kBlockRows; ++g) {
     const int64_t key = g * kBlockRows, first = first_row[g], steps = last_row[g] - first;
     if (steps <= 0) continue;
-    accumulate(kBlockRows, Left{buffers.p + first * kTile + key, 1, kTile}, dout + first * padded, padded,
-               steps, buffers.dv + key * padded);
-    accumulate(kBlockRows, Left{buffers.ds + first * kTile + key, 1, kTile}, q + first * padded, padded,
-               steps, buffers.dk + key * padded);
+    const auto add_rows = [&](int64_t k, int64_t keys_added, int64_t r, int64_t rows_added) HWY_ATTR {
+      accumulate(keys_added, Left{buffers.p + r * kTile + k, 1, kTile}, dout + r * padded, padded, rows_added,
+                 buffers.dv + k * padded);
+      accumulate(keys_added, Left{buffers.ds + r * kTile + k, 1, kTile}, q + r * padded, padded, rows_added,
+                 buffers.dk + k * padded);
+    };
+    if (plan.finite(unit.row, unit.head, b)) {
+      add_rows(key, kBlockRows, first, steps);
+      continue;
+    }
+    // Likewise a key and rows that do not see it. Those that do are consecutive.
+    for (int64_t k = key; k < key + kBlockRows; ++k) {
+      int64_t begin = last_row[g], end = 0;
+      for (int64_t r = first; r < last_row[g]; ++r) {
+        const Span s = call.visible(tile.bank, unit.row, begin_position + r / call.group);
+        if (s.begin <= origin + k && origin + k < s.end) begin = std::min(begin, r), end = r + 1;
+      }
+      if (begin < end) add_rows(k, 1, begin, end - begin);
+    }
   }
 }
 
@@ -277,6 +323,7 @@ void differentiate_unit(const BackwardPlan& plan, const KeyUnit& unit, float* sc
     copy_entries(Entries(bank, unit.row, unit.head, false), span, args.head_dim, call.padded, call.bf16,
                  buffers.keys);
     pack_transposed(buffers.keys, kTile, args.head_dim, call.padded, buffers.keys_transposed);
+    buffers.finite = all_finite(buffers.keys, tile_floats);
     std::fill_n(buffers.dk, tile_floats, 0.0f);
     std::fill_n(buffers.dv, tile_floats, 0.0f);
     for (int64_t b = tile.first_block; b <= tile.last_block; ++b) {
@@ -412,12 +459,13 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
     plan.first_units.push_back(plan.units.size());
 
     const int64_t rows = args.batch * args.kv_heads * plan.stack_rows();
+    std::vector<uint8_t> finite(static_cast<size_t>(args.batch * args.kv_heads * plan.blocks()));
     int64_t dq_rows = 0;
     for (const KeyUnit& unit : plan.units) dq_rows += (unit.end - unit.begin) * call.group;
     const int64_t term_floats = round_up(rows * 3, kPadding);
     float* memory = device->shared_scratch.take<float>((2 * rows + dq_rows) * call.padded + term_floats);
     plan.stacked = {memory, memory + rows * call.padded,
-                    reinterpret_cast<QueryTerms*>(memory + 2 * rows * call.padded)};
+                    reinterpret_cast<QueryTerms*>(memory + 2 * rows * call.padded), finite.data()};
     memory += 2 * rows * call.padded + term_floats;
     for (KeyUnit& unit : plan.units) {
       unit.dq = memory;

@@ -493,6 +493,27 @@ DUOKV_TEST(nonfinite_values) {
   }
 }
 
+// The same of gradients.
+DUOKV_TEST(nonfinite_gradients) {
+  Rng rng(19);
+  for (const ops::ProductMode mode : {ops::ProductMode::FP32, ops::ProductMode::BF16}) {
+    Problem clean = causal_problem(rng, 1, 70, 6, 2, 64, 5);
+    for (size_t t = 29; t < 70; ++t) clean.document_start[t] = 29;
+    clean.mode = mode;
+    const Result expected = run_backward(clean);
+    for (const float value : {kNaN, kInfinity, -kInfinity}) {
+      for (const Poison& poison :
+           {Poison{Poison::kKey, 0, 20, value}, Poison{Poison::kKey, 1, 20, value},
+            Poison{Poison::kValue, 0, 20, value}, Poison{Poison::kValue, 1, 20, value},
+            Poison{Poison::kQuery, 0, 20, value}, Poison{Poison::kOutputGradient, 0, 20, value}}) {
+        const Problem p = poison.in(clean);
+        const std::string wrong = misplaced_gradients(p, poison, expected, run_backward(p));
+        expect(wrong.empty(), "%s: %s", poison.name().c_str(), wrong.c_str());
+      }
+    }
+  }
+}
+
 // Every instruction set that was compiled in and that this processor has.
 DUOKV_TEST(every_instruction_set) {
   for (const int64_t target : {static_cast<int64_t>(HWY_STATIC_TARGET), static_cast<int64_t>(HWY_AVX2),
