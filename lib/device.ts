@@ -22,8 +22,13 @@ export interface DeviceInfo {
   /** The instruction set or compute capability in use. */
   readonly isa: string;
   readonly threads: number;
-  /** Bytes: what the device has, and what was allocated through this object. */
-  readonly memory: { readonly total: number; readonly used: number };
+  /** Bytes: what the device has, what may still be allocated, what this object holds, and the most it has held. */
+  readonly memory: {
+    readonly total: number;
+    readonly free: number;
+    readonly used: number;
+    readonly peak: number;
+  };
   /** Names and versions. */
   readonly libraries: readonly string[];
   /** How attention products run under a TF32x3 policy. */
@@ -55,15 +60,18 @@ export class Device implements AsyncDisposable {
    * const { backend, reason, memory } = device.info();
    */
   info(): DeviceInfo {
-    const { name, isa, threads, attention, libraries, memoryTotal, memoryUsed } = callNow(() =>
-      this.native.info(),
-    );
+    const { name, isa, threads, attention, libraries, ...memory } = callNow(() => this.native.info());
     return {
       ...this.#selection,
       name,
       isa,
       threads,
-      memory: { total: memoryTotal, used: memoryUsed },
+      memory: {
+        total: memory.memoryTotal,
+        free: memory.memoryFree,
+        used: memory.memoryUsed,
+        peak: memory.memoryPeak,
+      },
       libraries: libraries.split('; '),
       attention,
     };

@@ -118,6 +118,13 @@ export interface NativeCancellation {
   cancel(): void;
 }
 
+/** Device memory of a program at its peak, in bytes. */
+export interface MemoryPrediction {
+  readonly total: number;
+  /** By what it is for: `parameters`, `workspace`, `scratch`, …; see `predictMemory`. */
+  readonly parts: Readonly<Record<string, number>>;
+}
+
 export interface NativeDevice {
   readonly disposed: boolean;
   info(): {
@@ -128,9 +135,12 @@ export interface NativeDevice {
     threads: number;
     memoryTotal: number;
     memoryUsed: number;
+    memoryFree: number;
+    memoryPeak: number;
   };
   /** `seed`: decimal digits, or empty for parameters that will be written. */
   createModel(config: object, seed: string): Promise<NativeModel>;
+  predictMemory(config: object, program: object): Promise<MemoryPrediction>;
   close(): Promise<void>;
 }
 
@@ -154,6 +164,7 @@ export interface NativeTrainerOptions {
   finalFraction: number;
   clipNorm: number;
   microbatch: number;
+  recompute: boolean;
   bucketBytes: number;
 }
 

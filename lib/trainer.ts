@@ -55,6 +55,11 @@ export interface TrainerOptions extends RankOptions {
   readonly clipNorm?: number;
   /** Rows of one forward and backward pass (default 1). Any number gives the same gradient to rounding. */
   readonly microbatch?: number;
+  /**
+   * Activation checkpointing: of every layer keep only its input, and rerun it in the backward pass. Less
+   * memory, the same bits, a slower step (default false).
+   */
+  readonly recompute?: boolean;
 }
 
 /** The options with every default filled in. */
@@ -69,6 +74,7 @@ export interface ResolvedTrainerOptions {
   readonly schedule: { readonly warmup: number; readonly total: number; readonly finalFraction: number };
   readonly clipNorm: number;
   readonly microbatch: number;
+  readonly recompute: boolean;
 }
 
 export interface GradientResult {
@@ -97,7 +103,7 @@ const STATE_FILE = 'trainer.json';
 const MOMENTS_FILE = 'trainer.safetensors';
 const FORMAT = 1;
 
-const OPTIONS = ['precision', 'optimizer', 'schedule', 'clipNorm', 'microbatch'];
+const OPTIONS = ['precision', 'optimizer', 'schedule', 'clipNorm', 'microbatch', 'recompute'];
 const BUCKET_BYTES = 25 * 2 ** 20;
 
 function checkRankOptions({ group, bucketBytes = BUCKET_BYTES }: RankOptions): number {
@@ -116,6 +122,7 @@ function resolveOptions(options: unknown): ResolvedTrainerOptions {
     schedule = {},
     clipNorm = 1,
     microbatch = 1,
+    recompute = false,
   } = options as TrainerOptions;
   checkPrecision(precision);
   checkOptions(optimizer, 'optimizer', ['lr', 'betas', 'eps', 'weightDecay']);
@@ -146,12 +153,16 @@ function resolveOptions(options: unknown): ResolvedTrainerOptions {
   checkNumber(finalFraction, 'schedule.finalFraction', { least: 0, most: 1 });
   checkNumber(clipNorm, 'clipNorm', { least: 0 });
   checkInteger(microbatch, 'microbatch', 1);
+  if (typeof recompute !== 'boolean') {
+    throw new DuokvError('ERR_ARGUMENT', `recompute is ${show(recompute)}; it must be true or false`);
+  }
   return {
     precision,
     optimizer: { lr, betas: [beta1, beta2], eps, weightDecay },
     schedule: { warmup, total, finalFraction },
     clipNorm,
     microbatch,
+    recompute,
   };
 }
 
@@ -184,7 +195,7 @@ export class Trainer implements Disposable {
     const { group, bucketBytes, ...training } = given;
     const options = resolveOptions(training);
     const bucket = checkRankOptions(given);
-    const { precision, optimizer, schedule, clipNorm, microbatch } = options;
+    const { precision, optimizer, schedule, clipNorm, microbatch, recompute } = options;
     const { lr, betas, eps, weightDecay } = optimizer;
     const { trainer, ready } = callNow(() =>
       model.native.createTrainer(
@@ -198,6 +209,7 @@ export class Trainer implements Disposable {
           ...schedule,
           clipNorm,
           microbatch,
+          recompute,
           bucketBytes: bucket,
         },
         group?.native,

@@ -1,5 +1,6 @@
 import { Command } from 'commander';
 
+import { type MemoryPrediction, predictMemory } from '../memory.js';
 import type { PrecisionName } from '../native.js';
 import {
   cacheBytes,
@@ -11,13 +12,22 @@ import {
   suffixes,
 } from '../plan.js';
 import { type ConfigOptions, resolveConfig, withSettings } from './model-config.js';
-import { positiveInteger, withPrecision } from './options.js';
+import {
+  type DeviceFlags,
+  nonNegativeInteger,
+  openChosenDevice,
+  positiveInteger,
+  withDevice,
+  withPrecision,
+} from './options.js';
 import { formatCount, formatFlops, formatMiB, formatTable } from './output.js';
 import { defineAction } from './run.js';
 
-interface InspectOptions extends Pick<ConfigOptions, 'set'> {
+interface InspectOptions extends Pick<ConfigOptions, 'set'>, DeviceFlags {
   length: number;
   batch: number;
+  microbatch: number;
+  decode: number;
   precision: PrecisionName;
 }
 
@@ -120,25 +130,58 @@ function describeConfig(config: ModelConfig): string {
   return `${line(true).join(', ')}\n${line(false).join(', ')}`;
 }
 
+/** A row per part, a column per program. */
+function memoryTable(programs: readonly (readonly [string, MemoryPrediction])[]): string {
+  const parts = [...new Set(programs.flatMap(([, { parts }]) => Object.keys(parts)))];
+  const row = (name: string, bytes: (prediction: MemoryPrediction) => number | undefined) => [
+    name,
+    ...programs.map(([, prediction]) => {
+      const value = bytes(prediction);
+      return value === undefined ? '–' : formatMiB(value);
+    }),
+  ];
+  return formatTable(
+    ['MiB', ...programs.map(([name]) => name)],
+    [...parts.map((part) => row(part, ({ parts }) => parts[part])), row('total', ({ total }) => total)],
+    programs.map((_, i) => i + 1),
+  );
+}
+
+async function predictAll(plan: DesignPlan, options: InspectOptions) {
+  const { batch, length, microbatch, decode, precision } = options;
+  await using device = await openChosenDevice(options);
+  const training = { rows: batch, length, microbatch, precision };
+  const serving = { batch, capacity: length + decode, prompt: length, precision };
+  return {
+    backend: device.info().backend,
+    training: await predictMemory(device, plan.config, { training }),
+    recomputed: await predictMemory(device, plan.config, { training: { ...training, recompute: true } }),
+    serving: await predictMemory(device, plan.config, { serving }),
+  };
+}
+
 export function inspectCommand(): Command {
   const command = new Command('inspect')
     .description(
-      'Show what a design computes and keeps: plan, parameters, FLOPs, cache bytes, prefill schedule',
+      'Show what a design computes and keeps: plan, parameters, FLOPs, cache bytes, memory, prefill schedule',
     )
     .argument('<model>', 'a preset, a config .json, a checkpoint directory or the folder of a training run')
     .option('--length <tokens>', 'prompt length N', positiveInteger, 1792)
     .option('--batch <rows>', 'rows B', positiveInteger, 1)
+    .option('--microbatch <rows>', 'rows of one pass of training', positiveInteger, 1)
+    .option('--decode <steps>', 'steps after the prompt that a session has room for', nonNegativeInteger, 128)
     .addHelpText(
       'after',
       '\nExample:\n  $ duokv inspect local-history-126m --set fusion=separate --length 1024',
     );
-  withPrecision(withSettings(command), 'fp32');
+  withDevice(withPrecision(withSettings(command), 'fp32'));
   return defineAction<InspectOptions, [string]>(command, async (context, options, model) => {
     const { length, batch, precision } = options;
     const plan = designPlan(await resolveConfig(model, options.set));
     const cache = cacheBytes(plan.config, { batch, positions: length, precision });
     const flops = countFlops(plan.config, { documentLengths: [length] });
     const routes = routeCounts(plan, length);
+    const memory = await predictAll(plan, options);
     context.print(`${describeConfig(plan.config)}\n`);
     context.print(`${planTable(plan)}\n`);
     context.print(`Parameters: ${formatCount(plan.parameterCount)}`);
@@ -162,6 +205,15 @@ export function inspectCommand(): Command {
         [1, 2],
       )}\n`,
     );
+    const shape = `${batch} x ${formatCount(length)}`;
+    context.print(`Device memory at its peak (${memory.backend}, ${precision})`);
+    context.print(
+      `${memoryTable([
+        [`training ${shape}`, memory.training],
+        ['recomputed', memory.recomputed],
+        [`serving ${shape} + ${options.decode}`, memory.serving],
+      ])}\n`,
+    );
     context.print(`Positions of a prefill of ${formatCount(length)} tokens, summed over the upper layers`);
     context.print(
       `${formatTable(
@@ -184,6 +236,7 @@ export function inspectCommand(): Command {
       batch,
       precision,
       flopsPerToken: { forward: flops.forward / length, training: flops.training / length },
+      memory,
       cacheBytes: { ...cache, withoutDocumentIds: withoutIds },
       positions: Object.fromEntries(routes.map(({ route, ...counts }) => [route, counts])),
       uniformSuffix: plan.uniformSuffix,

@@ -2,9 +2,12 @@
 
 #include "addon/arguments.h"
 #include "addon/backends.h"
+#include "addon/config_object.h"
 #include "addon/environment.h"
 #include "addon/model_object.h"
+#include "addon/route.h"
 #include "addon/wrapping.h"
+#include "core/memory.h"
 
 namespace duokv::addon {
 
@@ -22,6 +25,7 @@ void DeviceObject::define(Napi::Env env) {
       Napi::Persistent(DefineClass(env, "NativeDevice",
                                    {InstanceMethod<&DeviceObject::info>("info"),
                                     InstanceMethod<&DeviceObject::create_model>("createModel"),
+                                    InstanceMethod<&DeviceObject::predict_memory>("predictMemory"),
                                     InstanceMethod<&DeviceObject::close>("close"),
                                     InstanceAccessor<&DeviceObject::is_disposed>("disposed")}));
 }
@@ -61,12 +65,59 @@ Napi::Value DeviceObject::info(const Napi::CallbackInfo& call) {
     result.Set("threads", info.threads);
     result.Set("memoryTotal", static_cast<double>(info.memory_total));
     result.Set("memoryUsed", static_cast<double>(info.memory_used));
+    result.Set("memoryFree", static_cast<double>(info.memory_free));
+    result.Set("memoryPeak", static_cast<double>(info.memory_peak));
     return result;
   });
 }
 
 Napi::Value DeviceObject::create_model(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&] { return ModelObject::create(info, resource_); });
+}
+
+// `program`: { kind: 'training', precision, rows, length, microbatch, recompute } | { kind: 'serving',
+// precision, batch, capacity, prompt, schedule, suffix, graphs } | { kind: 'scoring', precision, length }.
+// Resolves to { total, parts: { [what]: bytes } }.
+Napi::Value DeviceObject::predict_memory(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&]() -> Napi::Value {
+    resource_->require_live();
+    const ModelConfig config = to_config(info[0]);
+    const Napi::Object program = to_object(info[1], "program");
+    const auto integer = [&](const char* key) { return to_integer(program.Get(key), key); };
+    const auto flag = [&](const char* key) { return to_boolean(program.Get(key), key); };
+    const std::string kind = to_text(program.Get("kind"), "kind");
+    const Precision precision = parse_precision(to_text(program.Get("precision"), "precision"));
+    std::function<MemoryPrediction(const Device&)> predict;
+    if (kind == "training") {
+      TrainerOptions options;
+      options.precision = precision;
+      options.microbatch = integer("microbatch");
+      options.recompute = flag("recompute");
+      predict = [=, rows = integer("rows"), length = integer("length")](const Device& device) {
+        return predict_training(device, config, options, rows, length);
+      };
+    } else if (kind == "serving") {
+      const SessionOptions options{integer("batch"), integer("capacity"), precision, flag("graphs")};
+      predict = [=, prompt = integer("prompt"),
+                 route = to_route(program.Get("schedule"), program.Get("suffix"))](const Device& device) {
+        return predict_serving(device, config, options, prompt, route);
+      };
+    } else {
+      predict = [=, length = integer("length")](const Device& device) {
+        return predict_scoring(device, config, precision, length);
+      };
+    }
+    return resource_->call(
+        info.Env(), info.This().As<Napi::Object>(), std::make_shared<CancelFlag>(),
+        [slot = resource_->device(), predict](Cancel) { return predict(*slot->device); },
+        [](Napi::Env env, const MemoryPrediction& prediction) {
+          Napi::Object parts = Napi::Object::New(env), result = Napi::Object::New(env);
+          for (const auto& [part, bytes] : prediction.parts) parts.Set(part, static_cast<double>(bytes));
+          result.Set("total", static_cast<double>(prediction.total));
+          result.Set("parts", parts);
+          return result;
+        });
+  });
 }
 
 // Everything on the device is disposed now; the promise settles when the engine has let go of it.

@@ -16,7 +16,8 @@ class DeviceResource final : public Resource {
   int64_t bytes() const override { return 0; }
 };
 
-// A device and its engine thread. JavaScript: info(), createModel(config, seed), close().
+// A device and its engine thread. JavaScript: info(), createModel(config, seed),
+// predictMemory(config, program), close().
 class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
  public:
   static void define(Napi::Env env);
@@ -27,6 +28,7 @@ class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
 
  private:
   Napi::Value info(const Napi::CallbackInfo& info);
+  Napi::Value predict_memory(const Napi::CallbackInfo& info);
   Napi::Value create_model(const Napi::CallbackInfo& info);
   Napi::Value close(const Napi::CallbackInfo& info);
   Napi::Value is_disposed(const Napi::CallbackInfo& info);

@@ -19,6 +19,7 @@ TrainerOptions to_options(Napi::Value value) {
   options.schedule = {integer("warmup"), integer("total"), number("finalFraction")};
   options.clip_norm = number("clipNorm");
   options.microbatch = integer("microbatch");
+  options.recompute = to_boolean(object.Get("recompute"), "recompute");
   options.bucket_bytes = integer("bucketBytes");
   return options;
 }

@@ -17,11 +17,10 @@ Cache::Cache(std::shared_ptr<Device> device, const Plan& plan, const SessionOpti
       rows_(static_cast<size_t>(options.batch)) {
   for (size_t b = 0; b < plan.banks.size(); ++b) {
     const int64_t bytes = batch_ * kv_width_ * slots(static_cast<int32_t>(b)) * element();
-    storage_.push_back({Buffer(device_, bytes, "cache bank " + plan.banks[b].name + " (K)"),
-                        Buffer(device_, bytes, "cache bank " + plan.banks[b].name + " (V)")});
+    storage_.push_back(
+        {Buffer(device_, bytes, "key-value cache"), Buffer(device_, bytes, "key-value cache")});
   }
-  document_ids_ =
-      Buffer(device_, batch_ * capacity_ * static_cast<int64_t>(sizeof(int64_t)), "cache document ids");
+  document_ids_ = Buffer(device_, batch_ * capacity_ * static_cast<int64_t>(sizeof(int64_t)), "document ids");
 }
 
 int64_t Cache::slots(int32_t bank) const {

@@ -21,6 +21,29 @@ ops::DeviceInfo Device::info() const {
   return info;
 }
 
+std::shared_ptr<Device> Device::planner() const {
+  ops::Device* planning = nullptr;
+  check(table_.open_planning(handle_, &planning));
+  return std::shared_ptr<Device>(new Device(table_, planning));
+}
+
+void Device::require_free(int64_t bytes, const std::string& what) const {
+  if (bytes > info().memory_free) throw memory_error(bytes, what);
+}
+
+Error Device::memory_error(int64_t bytes, const std::string& what) const {
+  const ops::DeviceInfo now = info();
+  std::string message = what + ": " + std::to_string(bytes) + " bytes more are needed, " +
+                        std::to_string(now.memory_free) + " of " + std::to_string(now.memory_total) +
+                        " are free; this device object holds " + std::to_string(now.memory_used);
+  const char* separator = ": ";
+  for (const auto& [holder, held] : held_) {
+    message += separator + holder + " " + std::to_string(held);
+    separator = ", ";
+  }
+  return Error("ERR_DEVICE_MEMORY", message);
+}
+
 void Device::check(ops::Status status) const {
   switch (status) {
     case ops::kOk:
@@ -39,17 +62,17 @@ Graph::~Graph() {
 }
 
 Buffer::Buffer(std::shared_ptr<Device> device, int64_t bytes, const std::string& what)
-    : device_(std::move(device)), bytes_(bytes) {
+    : device_(std::move(device)), bytes_(bytes), what_(what) {
   const ops::Status status = device_->table().allocate(device_->handle(), bytes, &memory_);
-  if (status == ops::kOutOfMemory)
-    throw Error("ERR_DEVICE_MEMORY", what + " needs " + std::to_string(bytes) + " bytes; " +
-                                         std::to_string(device_->info().memory_used) +
-                                         " are in use on this device: " + device_->table().last_error());
+  if (status == ops::kOutOfMemory) throw device_->memory_error(bytes, what);
   device_->check(status);
+  device_->held_[what_] += bytes_;
 }
 
 Buffer::~Buffer() {
-  if (memory_ != nullptr) device_->table().release(device_->handle(), memory_);
+  if (memory_ == nullptr) return;
+  device_->table().release(device_->handle(), memory_);
+  if ((device_->held_[what_] -= bytes_) == 0) device_->held_.erase(what_);
 }
 
 }  // namespace duokv

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,7 +23,15 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
+  // A device like this one that computes nothing and whose memory costs nothing: what it counts is what the
+  // same calls would take here.
+  std::shared_ptr<Device> planner() const;
+
   ops::DeviceInfo info() const;
+  // Bytes of the buffers on this device, by what they are for.
+  const std::map<std::string, int64_t>& held() const { return held_; }
+  // Throws ERR_DEVICE_MEMORY where `bytes` more are not free, naming who holds the rest.
+  void require_free(int64_t bytes, const std::string& what) const;
   const ops::OpTable& table() const { return table_; }
   ops::Device* handle() const { return handle_; }
 
@@ -41,8 +50,11 @@ class Device {
 
  private:
   Device(const ops::OpTable& table, ops::Device* handle) : table_(table), handle_(handle) {}
+  friend class Buffer;
+  Error memory_error(int64_t bytes, const std::string& what) const;
   const ops::OpTable& table_;
   ops::Device* handle_;
+  std::map<std::string, int64_t> held_;
 };
 
 // Operations recorded once and run together, on the memory they named; where the backend has graphs.
@@ -89,7 +101,7 @@ class Graph {
 class Buffer {
  public:
   Buffer() = default;
-  // Throws ERR_DEVICE_MEMORY naming `what`, the bytes asked for and the bytes in use.
+  // Throws ERR_DEVICE_MEMORY naming `what`, the bytes asked for, those that are free and who holds the rest.
   Buffer(std::shared_ptr<Device> device, int64_t bytes, const std::string& what);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -110,10 +122,12 @@ class Buffer {
     std::swap(device_, other.device_);
     std::swap(memory_, other.memory_);
     std::swap(bytes_, other.bytes_);
+    std::swap(what_, other.what_);
   }
   std::shared_ptr<Device> device_;
   void* memory_ = nullptr;
   int64_t bytes_ = 0;
+  std::string what_;
 };
 
 }  // namespace duokv

@@ -96,35 +96,62 @@ class Forward {
     if (tape_ != nullptr) tape_->layers.resize(plan_.layers.size());
     for (size_t i = 0; i < plan_.layers.size(); ++i) {
       poll(pass_.cancel);
+      const bool release = tape_ == nullptr || tape_->recompute;
+      float* output = tape_ != nullptr && tape_->recompute ? take(length, config_.hidden) : nullptr;
       const Workspace::Mark mark = pass_.workspace.mark();
-      x = layer(i, x, length);
+      x = layer(i, x, length, output);
       length = pass_.suffixes.query[i];
-      if (tape_ == nullptr) pass_.workspace.release(mark);
+      if (release) pass_.workspace.release(mark);
     }
     return x;
   }
 
+  LayerTape rerun(size_t i, float* input) {
+    const LayerPlan& plan = plan_.layers[i];
+    const int64_t queries = pass_.positions.count();
+    LayerTape kept;
+    kept.input = input;
+    kept.q = take(queries, config_.query_width());
+    products(input, queries, plan.attention_norm, {{plan.q_proj, kept.q}}, nullptr);
+    attend(plan, queries, input, kept);
+    if (plan.adapter_up == kNone) {
+      kept.gate = take(queries, config_.ffn);
+      kept.up = take(queries, config_.ffn);
+      products(kept.middle, queries, plan.ffn_norm, {{plan.gate_proj, kept.gate}, {plan.up_proj, kept.up}},
+               nullptr);
+    } else {
+      kept.ffn_output = feed_forward(plan, queries, kept, nullptr);
+      kept.adapter = take(queries, config_.adapter_rank);
+      products(kept.ffn_output, queries, plan.ffn_norm, {{plan.adapter_up, kept.adapter}}, nullptr);
+    }
+    return kept;
+  }
+
  private:
-  float* layer(size_t i, float* x, int64_t length) {
+  // `output`: where the layer's result goes, null: where residual() says.
+  float* layer(size_t i, float* x, int64_t length, float* output) {
     const LayerPlan& plan = plan_.layers[i];
     LayerTape kept;
     kept.input = x;
     const int64_t queries = pass_.suffixes.query[i];
-    const int64_t m = batch_ * queries;
 
     kept.q = take(queries, config_.query_width());
     project(plan, x, length, queries, kept.q);
-    const Positions::Suffix& where = pass_.positions.suffix(queries);
-    rotary(kept.q, m, config_.query_heads, where.position);
-    attention(plan, queries, where, kept);
-    x = shorten(x, length, queries);
-    kept.middle = residual(x, queries);
-    products(kept.attention, queries, kNone, {{plan.o_proj, kept.middle}}, x);
-
-    x = feed_forward(plan, queries, kept);
-    if (plan.adapter_up != kNone) x = adapter(plan, x, queries, kept);
+    attend(plan, queries, shorten(x, length, queries), kept);
+    const bool adapted = plan.adapter_up != kNone;
+    x = feed_forward(plan, queries, kept, adapted ? nullptr : output);
+    if (adapted) x = adapter(plan, x, queries, kept, output);
     if (tape_ != nullptr) tape_->layers[i] = kept;
     return x;
+  }
+
+  // From Q before its rotary embedding to kept.middle. `x`: the residual stream of the queries.
+  void attend(const LayerPlan& plan, int64_t queries, float* x, LayerTape& kept) {
+    const Positions::Suffix& where = pass_.positions.suffix(queries);
+    rotary(kept.q, batch_ * queries, config_.query_heads, where.position);
+    attention(plan, queries, where, kept);
+    kept.middle = residual(x, queries);
+    products(kept.attention, queries, kNone, {{plan.o_proj, kept.middle}}, x);
   }
 
   // Q of the last `queries` tokens, and K and V of every bank projected from this layer's input. Projections
@@ -171,8 +198,8 @@ class Forward {
       ops::Bank bank = pass_.banks.view(read);
       bank.window = static_cast<int32_t>(read.window);
       bank.bias = read.multiplicity_bias ? where.log_multiplicity : nullptr;
+      kept.reads[banks.size()] = bank;
       banks.push_back(bank);
-      if (tape_ != nullptr) tape_->reads.push_back(bank);
     }
     if (!separate) {
       args.bank_count = static_cast<int32_t>(reads);
@@ -196,8 +223,8 @@ class Forward {
   }
 
   // x + Wdown(silu(Wgate n) * Wup n), n = RMSNorm(x; w_2)
-  float* feed_forward(const LayerPlan& plan, int64_t queries, LayerTape& kept) {
-    float* y = residual(kept.middle, queries);
+  float* feed_forward(const LayerPlan& plan, int64_t queries, LayerTape& kept, float* output) {
+    float* y = output != nullptr ? output : residual(kept.middle, queries);
     if (tape_ != nullptr) {
       kept.gate = take(queries, config_.ffn);
       kept.up = take(queries, config_.ffn);
@@ -210,9 +237,9 @@ class Forward {
   }
 
   // x + Wad_down silu(Wad_up RMSNorm(x; w_2))
-  float* adapter(const LayerPlan& plan, float* x, int64_t queries, LayerTape& kept) {
+  float* adapter(const LayerPlan& plan, float* x, int64_t queries, LayerTape& kept, float* output) {
     kept.ffn_output = x;
-    float* y = residual(x, queries);
+    float* y = output != nullptr ? output : residual(x, queries);
     if (tape_ != nullptr) kept.adapter = take(queries, config_.adapter_rank);
     device_.run(&OpTable::feed_forward, {x,
                                          y,
@@ -302,6 +329,11 @@ void prepare_layers(Positions& positions, const Suffixes& suffixes, Workspace& w
 
 float* run_layers(const Pass& pass, const int32_t* tokens, Tape* tape) {
   return Forward(pass, tape).run(tokens);
+}
+
+LayerTape rerun_layer(const Pass& pass, size_t index, float* input) {
+  Tape tape;
+  return Forward(pass, &tape).rerun(index, input);
 }
 
 }  // namespace duokv

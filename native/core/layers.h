@@ -79,11 +79,14 @@ struct LayerTape {
   float* up = nullptr;                    // [M, f]
   float* ffn_output = nullptr;            // [M, d] after the FFN residual, where an adapter follows
   float* adapter = nullptr;               // [M, rank] before its SiLU
+  ops::Bank reads[2] = {};                // what attention read
 };
 
 struct Tape {
+  // Activation checkpointing: of every layer only the input is kept, beside the banks, and the backward pass
+  // reruns the layer.
+  bool recompute = false;
   std::vector<LayerTape> layers;
-  std::vector<ops::Bank> reads;  // of all layers in order
 };
 
 struct Pass {
@@ -106,6 +109,10 @@ void prepare_layers(Positions& positions, const Suffixes& suffixes, Workspace& w
 // the last suffixes.query.back() tokens of every row, [batch, that, d], in workspace memory. With a tape
 // (training: all suffixes are whole) everything the backward pass reads is kept in the workspace.
 float* run_layers(const Pass& pass, const int32_t* tokens, Tape* tape);
+
+// Reruns layer `index` from its input [M, d] as far as its backward pass needs it, with the bits of the first
+// time; K and V are taken from the banks.
+LayerTape rerun_layer(const Pass& pass, size_t index, float* input);
 
 // Gradients of the stack, accumulated into the arena `gradients` (laid out as the parameters). `dx` [M, d] is
 // the gradient of the last layer's output, and is used up. The pass is the one that filled the tape, over

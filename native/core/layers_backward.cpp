@@ -32,16 +32,14 @@ class Backward {
       zero(bank_gradients_.back().dk, entries);
       zero(bank_gradients_.back().dv, entries);
     }
-    size_t read = tape_.reads.size();
     for (size_t i = plan_.layers.size(); i-- > 0;) {
       poll(pass_.cancel);
       const WorkspaceScope layer_scope(pass_.workspace);
       const LayerPlan& plan = plan_.layers[i];
-      const LayerTape& kept = tape_.layers[i];
+      const LayerTape kept = tape_.recompute ? rerun_layer(pass_, i, tape_.layers[i].input) : tape_.layers[i];
       if (plan.adapter_up != kNone) adapter(plan, kept, dx);
       feed_forward(plan, kept, dx);
-      read -= plan.reads.size();
-      attention(plan, kept, &tape_.reads[read], dx);
+      attention(plan, kept, dx);
       if (layer_done) layer_done(static_cast<int64_t>(i));
     }
     device_.run(&OpTable::embedding_backward,
@@ -80,12 +78,12 @@ class Backward {
     normalise_backward(kept.middle, plan.ffn_norm, n, dn, dx);
   }
 
-  void attention(const LayerPlan& plan, const LayerTape& kept, const ops::Bank* banks, float* dx) {
+  void attention(const LayerPlan& plan, const LayerTape& kept, float* dx) {
     const WorkspaceScope scope(pass_.workspace);
     float* dattention = take(config_.query_width());
     linear(kept.attention, dx, plan.o_proj, dattention, false);
     float* dq = take(config_.query_width());
-    attention_banks(plan, kept, banks, dattention, dq);
+    attention_banks(plan, kept, dattention, dq);
     rotary_inverse(dq, config_.query_heads);
 
     const Normalised u = normalise(kept.input, plan.attention_norm);
@@ -111,8 +109,7 @@ class Backward {
   }
 
   // dq, and the gradients of the banks read.
-  void attention_banks(const LayerPlan& plan, const LayerTape& kept, const ops::Bank* banks,
-                       float* dattention, float* dq) {
+  void attention_banks(const LayerPlan& plan, const LayerTape& kept, float* dattention, float* dq) {
     ops::AttentionBackwardArgs args{};
     args.forward.batch = pass_.positions.batch();
     args.forward.queries = pass_.positions.count();
@@ -132,7 +129,7 @@ class Backward {
     if (plan.fusion_logit == kNone) {
       args.forward.bank_count = static_cast<int32_t>(reads);
       for (size_t r = 0; r < reads; ++r) {
-        args.forward.banks[r] = banks[r];
+        args.forward.banks[r] = kept.reads[r];
         args.grads[r] = gradients_of(plan.reads[r]);
       }
       args.forward.out = kept.attention;
@@ -153,7 +150,7 @@ class Backward {
     float* dq_branch[2] = {dq, take(config_.query_width())};
     args.forward.bank_count = 1;
     for (size_t r = 0; r < reads; ++r) {
-      args.forward.banks[0] = banks[r];
+      args.forward.banks[0] = kept.reads[r];
       args.grads[0] = gradients_of(plan.reads[r]);
       args.forward.out = kept.branch[r];
       args.forward.lse = kept.lse + static_cast<int64_t>(r) * m_ * config_.query_heads;

@@ -18,7 +18,8 @@ using Cancel =
 class Model {
  public:
   // Parameters drawn from `seed` (decimal digits), spec/architecture.md section 6. Empty seed: left zero, to
-  // be written.
+  // be written. Throws ERR_CONFIG, also where the backend has no kernel for the shape, and
+  // ERR_DEVICE_MEMORY.
   static std::shared_ptr<Model> create(std::shared_ptr<Device> device, const ModelConfig& config,
                                        const std::string& seed);
   ~Model();
@@ -26,6 +27,7 @@ class Model {
   const Plan& plan() const { return plan_; }
   const std::shared_ptr<Device>& device() const { return device_; }
   int64_t bytes() const;  // parameters and packed copies
+  int64_t packed_bytes() const { return device_->table().pack_cache_bytes(packs_); }
 
   // Copies one tensor, [elements] FP32. Throw ERR_TENSOR_NAME, ERR_SHAPE (with both element counts).
   void read(const std::string& name, float* out, int64_t elements) const;
@@ -36,6 +38,10 @@ class Model {
   float* arena() const { return parameters_.as(); }
   // The weight of a product; `serving` lets the backend keep packed copies of the current version.
   ops::Weight weight(int32_t parameter, bool serving) const;
+  // logits [m, V] = norm(x) [m, d] · Eᵀ, `per_row` of the rows belonging together; without the final norm
+  // where x has been through it.
+  void head(const float* x, int64_t m, int64_t per_row, bool norm, const Precision& precision,
+            float* logits) const;
   // Parameters changed: packed copies of the earlier version are stale from now on.
   void touch() { ++version_; }
   uint64_t version() const { return version_; }
@@ -44,8 +50,16 @@ class Model {
   // Moves when it has to grow.
   const float* rotary_table(int64_t positions);
 
+  // The same model on a planning device (Device::planner), where programs run to see what memory they take.
+  // Its packed copies, rotary table and scratch grow with the programs planned.
+  Model& twin();
+  // Throws ERR_DEVICE_MEMORY naming `what` unless `bytes` are free, and what the programs planned on the twin
+  // take beside their workspaces.
+  void require_memory(int64_t bytes, const std::string& what);
+
  private:
   Model(std::shared_ptr<Device> device, Plan plan);
+  static void check_backend(const Device& device, const Plan& plan);
   std::shared_ptr<Device> device_;
   Plan plan_;
   Buffer parameters_;
@@ -53,6 +67,7 @@ class Model {
   int64_t rotary_positions_ = 0;
   uint64_t version_ = 1;
   ops::PackCache* packs_ = nullptr;
+  std::unique_ptr<Model> twin_;
 };
 
 // Host arrays of one batch, all [rows, length].

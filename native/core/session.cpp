@@ -8,6 +8,7 @@
 #include "core/batch.h"
 #include "core/cache.h"
 #include "core/layers.h"
+#include "core/planning.h"
 #include "core/programs.h"
 
 namespace duokv {
@@ -91,7 +92,12 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
   for (auto& [count, group] : groups) group.suffixes = suffix_lengths(plan, count, route);
   // A recorded pass stores its local entries too, so it must be all that the call does.
   Program* program = groups.size() == 1 ? recorded_program(groups.begin()->second) : nullptr;
-  (program != nullptr ? program->workspace : *workspace_).begin();
+  Workspace& workspace = program != nullptr ? program->workspace : *workspace_;
+  if (program != nullptr ? program->warm : planned(groups)) {
+    workspace.begin();
+  } else {
+    reserve(groups, workspace);
+  }
   for (auto& [count, group] : groups) run(group, program, cancel, logits);
   for (auto& [count, group] : groups) {
     commit(group);
@@ -108,69 +114,115 @@ void Session::decode(const std::vector<DecodeRow>& rows, float* logits, Cancel c
   prefill(appended, {Route::Kind::Exact, 0}, logits, cancel);
 }
 
+// What fixes the memory of a pass over rows that begin empty, or of a step; other passes depend on what their
+// rows hold.
+ProgramKey Session::key(const Group& group) {
+  const int32_t longest = *std::max_element(group.first.begin(), group.first.end());
+  const int64_t entries = group.count > 1 ? 0 : CacheBanks::launch_entries(longest + 1);
+  return {group.rows, group.count, group.suffixes.query, group.suffixes.projection, entries};
+}
+
+bool Session::continues(const Group& group) {
+  return group.count > 1 && *std::max_element(group.first.begin(), group.first.end()) > 0;
+}
+
 // The program of a pass that can be recorded: a prefill of empty rows, whose banks begin at slot 0, or one
 // step, which reads and writes its banks through descriptors.
 Program* Session::recorded_program(const Group& group) {
-  if (programs_ == nullptr) return nullptr;
-  const int32_t longest = *std::max_element(group.first.begin(), group.first.end());
-  if (group.count > 1 && longest > 0) return nullptr;
-  const int64_t entries = group.count > 1 ? 0 : CacheBanks::launch_entries(longest + 1);
-  return &programs_->find(
-      {group.rows, group.count, group.suffixes.query, group.suffixes.projection, entries});
+  return programs_ == nullptr || continues(group) ? nullptr : &programs_->find(key(group));
+}
+
+// Whether the workspace has the memory of such a call already.
+bool Session::planned(const std::map<int64_t, Group>& groups) {
+  if (groups.size() != 1 || continues(groups.begin()->second)) return false;
+  constexpr size_t kMost = 64;
+  const ProgramKey wanted = key(groups.begin()->second);
+  if (std::find(planned_.begin(), planned_.end(), wanted) != planned_.end()) return true;
+  if (planned_.size() == kMost) planned_.erase(planned_.begin());
+  planned_.push_back(wanted);
+  return false;
+}
+
+void Session::reserve(const std::map<int64_t, Group>& groups, Workspace& workspace) {
+  const auto program = [&](Model& twin, Workspace& dry) {
+    for (const auto& [count, group] : groups) {
+      CacheBanks banks(dry, *cache_, twin.plan(), group.rows, count, group.suffixes,
+                       rotary_table(twin, group));
+      const WorkspaceScope scope(dry);
+      // As one document, in which every query sees the most.
+      with_pass(twin, dry, group, banks, std::vector<int32_t>(group.start.size(), 0), nullptr,
+                [&](const Pass& pass, const int32_t* tokens) { compute_scores(pass, banks, tokens); });
+    }
+  };
+  std::string what = "a pass over";
+  const char* separator = " ";
+  for (const auto& [count, group] : groups) {
+    what += separator + std::to_string(group.rows.size()) + " x " + std::to_string(count) + " positions";
+    separator = " and ";
+  }
+  try {
+    begin_planned(*model_, workspace, what, program);
+  } catch (...) {
+    planned_.clear();
+    throw;
+  }
+}
+
+const float* Session::rotary_table(Model& model, const Group& group) {
+  return model.rotary_table(*std::max_element(group.first.begin(), group.first.end()) + group.count);
+}
+
+// Calls use(pass, tokens) with everything on the device that a pass of the group needs. `start` [rows,
+// count]: where each token's document starts.
+template <class Use>
+void Session::with_pass(Model& model, Workspace& workspace, const Group& group, CacheBanks& banks,
+                        std::vector<int32_t> start, Cancel cancel, Use&& use) {
+  const int32_t* tokens = workspace.upload(group.tokens);
+  Positions positions(workspace, static_cast<int64_t>(group.rows.size()), group.count, group.first,
+                      std::move(start), group.position, model.plan().history_window);
+  prepare_layers(positions, group.suffixes, workspace);
+  const Pass pass{
+      model, workspace, options_.precision, true, rotary_table(model, group), positions, group.suffixes,
+      banks, cancel};
+  use(pass, tokens);
 }
 
 // One pass of a group up to its prompt-end logits, [its requests, V] scattered into the call's logits.
 void Session::run(Group& group, Program* program, Cancel cancel, float* logits) {
-  const Plan& plan = model_->plan();
   Workspace& workspace = program != nullptr ? program->workspace : *workspace_;
-  const int64_t batch = static_cast<int64_t>(group.rows.size());
-  const float* rotary_table =
-      model_->rotary_table(*std::max_element(group.first.begin(), group.first.end()) + group.count);
-  group.banks = std::make_unique<CacheBanks>(workspace, *cache_, plan, group.rows, group.count,
-                                             group.suffixes, rotary_table);
-
+  const float* table = rotary_table(*model_, group);
+  group.banks = std::make_unique<CacheBanks>(workspace, *cache_, model_->plan(), group.rows, group.count,
+                                             group.suffixes, table);
   const WorkspaceScope scope(workspace);  // the banks' staging, taken before, stays until the commit
-  const int32_t* tokens = workspace.upload(group.tokens);
-  Positions positions(workspace, batch, group.count, std::move(group.first), std::move(group.start),
-                      std::move(group.position), plan.history_window);
-  prepare_layers(positions, group.suffixes, workspace);
-  const Pass pass{*model_,   workspace,      options_.precision, true,  rotary_table,
-                  positions, group.suffixes, *group.banks,       cancel};
-  const float* scores = nullptr;
-  if (program == nullptr) {
-    scores = compute_scores(pass, group, tokens);
-  } else {
-    poll(cancel);
-    scores = programs_->run(*program, model_->version(), rotary_table, [&] {
-      float* computed = compute_scores(pass, group, tokens);
-      group.banks->store();
-      return computed;
-    });
-    group.stored = true;
-  }
-  download_scores(group, scores, logits);
+  with_pass(*model_, workspace, group, *group.banks, group.start, cancel,
+            [&](const Pass& pass, const int32_t* tokens) {
+              const float* scores = nullptr;
+              if (program == nullptr) {
+                scores = compute_scores(pass, *group.banks, tokens);
+              } else {
+                poll(cancel);
+                scores = programs_->run(*program, model_->version(), table, [&] {
+                  float* computed = compute_scores(pass, *group.banks, tokens);
+                  group.banks->store();
+                  return computed;
+                });
+                group.stored = true;
+              }
+              download_scores(group, scores, logits);
+            });
 }
 
-float* Session::compute_scores(const Pass& pass, const Group& group, const int32_t* tokens) {
-  const Plan& plan = model_->plan();
-  Device& device = *model_->device();
+float* Session::compute_scores(const Pass& pass, CacheBanks& banks, const int32_t* tokens) const {
+  const Plan& plan = pass.model.plan();
+  Device& device = *pass.model.device();
   const int64_t batch = pass.positions.batch(), d = plan.config.hidden;
-  group.banks->load();
+  banks.load();
   float* x = run_layers(pass, tokens, nullptr);
   poll(pass.cancel);
   float* last = pass.workspace.take(batch * d);
-  device.run(&OpTable::suffix_rows, {x, batch, group.suffixes.query.back(), 1, d, false, last});
+  device.run(&OpTable::suffix_rows, {x, batch, pass.suffixes.query.back(), 1, d, false, last});
   float* scores = pass.workspace.take(batch * plan.config.vocab);
-  ops::LinearArgs head{};
-  head.x = last;
-  head.m = batch;
-  head.per_row = 1;
-  head.norm = {model_->data(plan.final_norm), static_cast<float>(plan.config.rms_norm_eps)};
-  head.count = 1;
-  head.w[0] = model_->weight(plan.embedding, true);
-  head.y[0] = scores;
-  head.mode = options_.precision.linear;
-  device.run(&OpTable::linear_forward, head);
+  pass.model.head(last, batch, 1, true, options_.precision, scores);
   return scores;
 }
 

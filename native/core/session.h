@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,10 +12,12 @@
 namespace duokv {
 
 class Cache;
+class CacheBanks;
 class Programs;
 class Workspace;
 struct Pass;
 struct Program;
+struct ProgramKey;
 
 struct SessionOptions {
   int64_t batch = 1;
@@ -89,8 +92,16 @@ class Session {
  private:
   struct Group;
   Program* recorded_program(const Group& group);
+  static ProgramKey key(const Group& group);
+  static bool continues(const Group& group);
+  static const float* rotary_table(Model& model, const Group& group);
+  bool planned(const std::map<int64_t, Group>& groups);
+  template <class Use>
+  void with_pass(Model& model, Workspace& workspace, const Group& group, CacheBanks& banks,
+                 std::vector<int32_t> start, Cancel cancel, Use&& use);
+  void reserve(const std::map<int64_t, Group>& groups, Workspace& workspace);
   void run(Group& group, Program* program, Cancel cancel, float* logits);
-  float* compute_scores(const Pass& pass, const Group& group, const int32_t* tokens);
+  float* compute_scores(const Pass& pass, CacheBanks& banks, const int32_t* tokens) const;
   void download_scores(const Group& group, const float* scores, float* logits);
   void commit(Group& group);
   void check_row(int64_t row, const char* argument) const;
@@ -100,6 +111,7 @@ class Session {
   std::unique_ptr<Cache> cache_;
   std::unique_ptr<Workspace> workspace_;
   std::unique_ptr<Programs> programs_;
+  std::vector<ProgramKey> planned_;  // whose memory the workspace has
 };
 
 }  // namespace duokv

@@ -9,6 +9,7 @@
 
 #include "core/batch.h"
 #include "core/layers.h"
+#include "core/planning.h"
 #include "dist/hash.h"
 
 namespace duokv {
@@ -107,55 +108,83 @@ int64_t Trainer::bytes() const {
   return gradients_.bytes() + first_moment_.bytes() + second_moment_.bytes() + workspace_.bytes();
 }
 
-double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, bool last,
-                           Cancel cancel) {
-  const Plan& plan = model_->plan();
-  Device& device = *model_->device();
+const float* Trainer::queue(Model& model, Workspace& workspace, float* gradients, const Batch& batch,
+                            int64_t begin, int64_t rows, double scale,
+                            const std::function<void(int64_t layer)>& layer_done, Cancel cancel) const {
+  const Plan& plan = model.plan();
+  Device& device = *model.device();
   const int64_t n = batch.length, m = rows * n, d = plan.config.hidden;
   const int64_t offset = begin * n;
-  workspace_.begin();
 
   std::vector<float> token_scale(static_cast<size_t>(m));
   for (int64_t t = 0; t < m; ++t)
     token_scale[static_cast<size_t>(t)] =
         is_valid_target(batch, offset + t) ? static_cast<float>(scale) : 0.0f;
-  const int32_t* tokens = workspace_.upload(batch.tokens + offset, m);
-  const int32_t* targets = workspace_.upload(batch.targets + offset, m);
-  const float* scales = workspace_.upload(token_scale);
+  const int32_t* tokens = workspace.upload(batch.tokens + offset, m);
+  const int32_t* targets = workspace.upload(batch.targets + offset, m);
+  const float* scales = workspace.upload(token_scale);
 
   DocumentLayout documents = lay_out_documents(batch, begin, rows);
-  Positions positions(workspace_, rows, n, std::vector<int32_t>(static_cast<size_t>(rows), 0),
+  Positions positions(workspace, rows, n, std::vector<int32_t>(static_cast<size_t>(rows), 0),
                       std::move(documents.start), std::move(documents.position), plan.history_window);
   const Suffixes suffixes = suffix_lengths(plan, n, {Route::Kind::Full, 0});
-  const float* rotary_table = model_->rotary_table(n);
-  TrainingBanks banks(workspace_, plan, rows, n, rotary_table);
-  prepare_layers(positions, suffixes, workspace_);
-  const Pass pass{*model_, workspace_, options_.precision, false, rotary_table, positions, suffixes,
-                  banks,   cancel};
+  const float* rotary_table = model.rotary_table(n);
+  TrainingBanks banks(workspace, plan, rows, n, rotary_table);
+  prepare_layers(positions, suffixes, workspace);
+  const Pass pass{model, workspace, options_.precision, false, rotary_table, positions, suffixes,
+                  banks, cancel};
   Tape tape;
+  tape.recompute = options_.recompute;
   float* x = run_layers(pass, tokens, &tape);
   poll(cancel);
 
-  float* hidden = workspace_.take(m * d);
-  float* rstd = workspace_.take(m);
+  float* hidden = workspace.take(m * d);
+  float* rstd = workspace.take(m);
   const float eps = static_cast<float>(plan.config.rms_norm_eps);
-  device.run(&OpTable::rms_norm_forward, {x, model_->data(plan.final_norm), m, d, eps, hidden, rstd});
-  float* nll = workspace_.take(m);
-  float* dhidden = workspace_.take(m * d);
-  float* dx = workspace_.take(m * d);
-  const auto gradient = [&](int32_t parameter) { return gradients_.as() + plan.parameter(parameter).offset; };
+  device.run(&OpTable::rms_norm_forward, {x, model.data(plan.final_norm), m, d, eps, hidden, rstd});
+  float* nll = workspace.take(m);
+  float* dhidden = workspace.take(m * d);
+  float* dx = workspace.take(m * d);
+  const auto gradient = [&](int32_t parameter) { return gradients + plan.parameter(parameter).offset; };
   device.run(&OpTable::linear_cross_entropy,
-             {hidden, m, model_->weight(plan.embedding, false), targets, scales, nll, dhidden,
+             {hidden, m, model.weight(plan.embedding, false), targets, scales, nll, dhidden,
               gradient(plan.embedding), options_.precision.linear});
   device.run(&OpTable::rms_norm_backward,
-             {x, model_->data(plan.final_norm), rstd, dhidden, m, d, dx, false, gradient(plan.final_norm)});
+             {x, model.data(plan.final_norm), rstd, dhidden, m, d, dx, false, gradient(plan.final_norm)});
+  run_layers_backward(pass, tokens, tape, dx, gradients, layer_done);
+  return nll;
+}
+
+void Trainer::plan(const Batch& batch) {
+  const int64_t rows = std::min(options_.microbatch, batch.rows);
+  if (rows <= planned_rows_ && batch.length == planned_length_) return;
+  // Every row one document, in which every query sees the most.
+  Batch whole = batch;
+  whole.document_ids = whole.target_document_ids = nullptr;
+  begin_planned(
+      *model_, workspace_,
+      "training on " + std::to_string(rows) + " x " + std::to_string(batch.length) + " positions",
+      [&](Model& twin, Workspace& dry) {
+        // Laid out as the gradients are.
+        queue(twin, dry, twin.arena(), whole, 0, rows, 1, {}, nullptr);
+        double squares = 0;
+        twin.device()->run(&OpTable::sum_squares, {twin.arena(), twin.plan().arena_elements, &squares});
+      });
+  planned_rows_ = rows;
+  planned_length_ = batch.length;
+}
+
+double Trainer::accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, bool last,
+                           Cancel cancel) {
+  workspace_.begin();
   std::function<void(int64_t)> layer_done;
   if (last && parallel_.active())
     layer_done = [&](int64_t layer) { parallel_.layer_done(layer, gradients_.as()); };
-  run_layers_backward(pass, tokens, tape, dx, gradients_.as(), layer_done);
-
+  const float* nll =
+      queue(*model_, workspace_, gradients_.as(), batch, begin, rows, scale, layer_done, cancel);
+  const int64_t m = rows * batch.length, offset = begin * batch.length;
   std::vector<float> losses(static_cast<size_t>(m));
-  device.download(losses.data(), nll, m * kFloat);
+  model_->device()->download(losses.data(), nll, m * kFloat);
   double sum = 0;
   for (int64_t t = 0; t < m; ++t)
     if (is_valid_target(batch, offset + t)) sum += losses[static_cast<size_t>(t)];
@@ -189,6 +218,7 @@ GradientResult Trainer::gradients(const Batch& batch, Cancel cancel) {
   const DataParallel::Opening whole = open(batch, cancel);
   GradientResult result{0, 0, whole.valid_targets, whole.tokens};
   parallel_.guard([&] {
+    plan(batch);
     model_->device()->zero(gradients_.as(), gradients_.bytes());
     for (int64_t row = 0; row < batch.rows; row += options_.microbatch) {
       const int64_t rows = std::min(options_.microbatch, batch.rows - row);

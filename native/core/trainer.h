@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -27,8 +28,9 @@ struct TrainerOptions {
   Precision precision;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
-  double clip_norm = 1.0;                    // 0: no clipping
-  int64_t microbatch = 1;                    // rows per forward/backward pass
+  double clip_norm = 1.0;  // 0: no clipping
+  int64_t microbatch = 1;  // rows per forward/backward pass
+  bool recompute = false;  // activation checkpointing: less memory, the same bits, a slower step
   int64_t bucket_bytes = int64_t{25} << 20;  // of gradients that ranks sum at once
 };
 
@@ -85,13 +87,20 @@ class Trainer {
   Workspace workspace_;
   DataParallel parallel_;
   int64_t update_ = 0;
-  bool checked_ = false;  // that all ranks hold the same parameters
+  int64_t planned_rows_ = 0, planned_length_ = 0;  // of the microbatch that the workspace has memory for
+  bool checked_ = false;                           // that all ranks hold the same parameters
 
   // Valid targets and tokens of the whole batch. Throws where this rank's rows cannot be used.
   DataParallel::Opening open(const Batch& batch, Cancel cancel);
   // Adds one microbatch's gradients; `scale` is 1 / (valid targets of the whole batch). Returns its share of
   // the loss. After the `last` one of this rank, gradients are summed over ranks as layers complete.
   double accumulate(const Batch& batch, int64_t begin, int64_t rows, double scale, bool last, Cancel cancel);
+  // Queues that microbatch; gives the cross-entropies [rows * length] (device).
+  const float* queue(Model& model, Workspace& workspace, float* gradients, const Batch& batch, int64_t begin,
+                     int64_t rows, double scale, const std::function<void(int64_t layer)>& layer_done,
+                     Cancel cancel) const;
+  // Gives the workspace the memory of microbatches of this batch's shape. Throws ERR_DEVICE_MEMORY.
+  void plan(const Batch& batch);
 };
 
 }  // namespace duokv

@@ -15,26 +15,35 @@ int64_t aligned(int64_t bytes) {
 }  // namespace
 
 void Workspace::begin() {
-  if (blocks_.size() > 1) {
-    int64_t total = 0;
-    for (const Buffer& block : blocks_) total += block.bytes();
-    blocks_.clear();
-    blocks_.emplace_back(device_, total, "workspace");
-  }
   current_ = 0;
-  used_ = 0;
-  if (inputs_.size() > 1) {
-    int64_t total = 0;
-    for (const Inputs& inputs : inputs_) total += inputs.device.bytes();
-    inputs_.clear();
-    add_inputs(total);
-  }
+  used_ = depth_ = staged_ = 0;
   if (!inputs_.empty()) inputs_.back().used = inputs_.back().sent = 0;
 }
 
+void Workspace::begin(Size size) {
+  if (size.values > values_held()) {
+    blocks_.clear();
+    blocks_.emplace_back(device_, size.values, "workspace");
+  }
+  if (size.inputs > inputs_held()) {
+    inputs_.clear();
+    add_inputs(size.inputs);
+  }
+  begin();
+}
+
+int64_t Workspace::growth(Size size) const {
+  return std::max<int64_t>(0, size.values - values_held()) +
+         std::max<int64_t>(0, size.inputs - inputs_held());
+}
+
+// A program wants its memory in one block.
+int64_t Workspace::values_held() const { return blocks_.size() == 1 ? blocks_[0].bytes() : 0; }
+int64_t Workspace::inputs_held() const { return inputs_.size() == 1 ? inputs_[0].device.bytes() : 0; }
+
 void Workspace::add_inputs(int64_t bytes) {
   Inputs& inputs = inputs_.emplace_back();
-  inputs.device = Buffer(device_, bytes, "workspace inputs");
+  inputs.device = Buffer(device_, bytes, "inputs");
   inputs.host.resize(static_cast<size_t>(bytes));
 }
 
@@ -46,6 +55,8 @@ const void* Workspace::stage(const void* host, int64_t bytes) {
   Inputs& inputs = inputs_.back();
   const int64_t offset = inputs.used;
   inputs.used += room;
+  staged_ += room;
+  peak_.inputs = std::max(peak_.inputs, staged_);
   if (bytes > 0) std::memcpy(inputs.host.data() + offset, host, static_cast<size_t>(bytes));
   return inputs.device.as<char>() + offset;
 }
@@ -76,6 +87,8 @@ void* Workspace::take_bytes(int64_t bytes) {
   if (current_ == blocks_.size()) blocks_.emplace_back(device_, std::max(bytes, kSmallestBlock), "workspace");
   void* memory = blocks_[current_].as<char>() + used_;
   used_ += bytes;
+  depth_ += bytes;
+  peak_.values = std::max(peak_.values, depth_);
   return memory;
 }
 

@@ -1,5 +1,6 @@
-// Temporary device memory of the programs: a stack that keeps its blocks between programs, so that a program
-// of a shape that ran before allocates nothing and finds everything where it was.
+// Temporary device memory of the programs: a stack that keeps its block between programs, so that a program
+// of a shape that ran before allocates nothing and finds everything where it was. `planning.h` tells how
+// large the block must be.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,17 @@ class Workspace {
 
   const std::shared_ptr<Device>& device() const { return device_; }
 
-  // Starts a program: everything taken before is gone. Blocks that piled up become one of their total size.
+  // Bytes of a program: what it takes, and host values on their way to the device.
+  struct Size {
+    int64_t values = 0, inputs = 0;
+  };
+  // The most that was in use at a time since construction.
+  Size peak() const { return peak_; }
+
+  // Starts a program: everything taken before is gone.
   void begin();
+  // Likewise, with room for a program of that size in one block each.
+  void begin(Size size);
 
   // `count` elements of T, 64-byte aligned, contents undefined; valid until begin(), or release() of an
   // earlier mark.
@@ -39,25 +49,32 @@ class Workspace {
 
   struct Mark {
     size_t block;
-    int64_t used;
+    int64_t used, depth;
   };
-  Mark mark() const { return {current_, used_}; }
+  Mark mark() const { return {current_, used_, depth_}; }
   void release(Mark mark) {
     current_ = mark.block;
     used_ = mark.used;
+    depth_ = mark.depth;
   }
 
   int64_t bytes() const;  // held, in use or not
+  // Bytes that begin(size) would add to those.
+  int64_t growth(Size size) const;
 
  private:
   void* take_bytes(int64_t bytes);
   const void* stage(const void* host, int64_t bytes);
   void add_inputs(int64_t bytes);
+  int64_t values_held() const;
+  int64_t inputs_held() const;
 
   std::shared_ptr<Device> device_;
   std::vector<Buffer> blocks_;
   size_t current_ = 0;
   int64_t used_ = 0;
+  int64_t depth_ = 0;  // in use in all blocks together
+  Size peak_;
   // Host values on their way to the device, laid out alike on both sides.
   struct Inputs {
     Buffer device;
@@ -65,6 +82,7 @@ class Workspace {
     int64_t used = 0, sent = 0;
   };
   std::vector<Inputs> inputs_;  // the last one is being filled
+  int64_t staged_ = 0;          // of all of them
 };
 
 // Releases what was taken in a scope.

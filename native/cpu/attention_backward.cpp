@@ -488,6 +488,7 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return plan.units[a].pairs > plan.units[b].pairs; });
     const int64_t scratch_floats = 5 * kTile * call.padded + 2 * plan.block * call.group * kTile;
+    device->reserve_workers<float>(scratch_floats);
     device->pool.run(static_cast<int64_t>(order.size()), [&](int64_t chunk, int32_t worker) {
       float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
       HWY_DYNAMIC_DISPATCH(differentiate_unit)(plan, plan.units[order[static_cast<size_t>(chunk)]], scratch);

@@ -348,6 +348,7 @@ void streamed_attention(Device* device, const AttentionCall& call) {
   }
 
   const int64_t scratch_floats = kHeadsAtOnce * kPiece + (call.group + 2 * kPiece) * call.padded;
+  device->reserve_workers<float>(std::max(scratch_floats, 2 * call.padded));
   device->pool.run(unit_count, [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
     HWY_DYNAMIC_DISPATCH(stream_unit)(plan, plan.units[static_cast<size_t>(chunk)], scratch);

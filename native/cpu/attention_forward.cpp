@@ -287,6 +287,7 @@ void tiled_attention(Device* device, const AttentionCall& call) {
       }
     }
   }
+  device->reserve_workers<float>(kTile * call.padded);
   device->pool.run(static_cast<int64_t>(pack_units.size()), [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(kTile * call.padded);
     HWY_DYNAMIC_DISPATCH(pack_tile)(packed, pack_units[static_cast<size_t>(chunk)], scratch);
@@ -308,6 +309,7 @@ void tiled_attention(Device* device, const AttentionCall& call) {
                    [](const QueryUnit& a, const QueryUnit& b) { return a.pairs > b.pairs; });
 
   const int64_t scratch_bytes = UnitMemory(call, positions * call.group, nullptr).bytes;
+  device->reserve_workers<std::byte>(scratch_bytes);
   device->pool.run(static_cast<int64_t>(units.size()), [&](int64_t chunk, int32_t worker) {
     std::byte* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<std::byte>(scratch_bytes);
     HWY_DYNAMIC_DISPATCH(attend_unit)(packed, units[static_cast<size_t>(chunk)], scratch);

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <new>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -19,12 +19,6 @@
 
 namespace duokv::cpu {
 namespace {
-
-struct OutOfMemory : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-thread_local std::string last_error_message;
 
 constexpr int64_t kAlignment = 64;
 // Blocks of this size and more ask for huge pages: with 4 KiB pages a stream of weights restarts the hardware
@@ -45,6 +39,15 @@ void* aligned_memory(int64_t bytes) {
   }
   // Only a hint: where the kernel declines, ordinary pages serve.
   if (huge) madvise(memory, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  return memory;
+}
+
+// Address space that nothing backs before it is written.
+void* address_space(int64_t bytes) {
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, static_cast<size_t>(bytes), MADV_NOHUGEPAGE);
   return memory;
 }
 
@@ -88,42 +91,57 @@ void in_pieces(ops::Device* device, int64_t bytes, Body&& body) {
   });
 }
 
-}  // namespace
-
-Scratch::~Scratch() { std::free(memory_); }
-
-void* Scratch::reserve(int64_t bytes) {
-  if (bytes <= bytes_) return memory_;
-  std::free(std::exchange(memory_, nullptr));
-  bytes_ = 0;
-  memory_ = aligned_memory(bytes);
-  if (!memory_) throw OutOfMemory("out of memory: scratch of " + bytes_text(bytes));
-  bytes_ = bytes;
-  return memory_;
+void copy_pieces(ops::Device* device, void* dst, const void* src, int64_t bytes) {
+  in_pieces(device, bytes, [&](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<char*>(dst) + begin, static_cast<const char*>(src) + begin,
+                static_cast<size_t>(end - begin));
+  });
 }
 
-ops::Status guarded_call(void (*call)(void*), void* body) noexcept {
-  const auto failed = [](ops::Status status, const char* message) {
-    last_error_message = message;
-    return status;
-  };
-  try {
-    call(body);
-    return ops::kOk;
-  } catch (const InvalidArgument& error) {
-    return failed(ops::kInvalid, error.what());
-  } catch (const OutOfMemory& error) {
-    return failed(ops::kOutOfMemory, error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(ops::kOutOfMemory, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(ops::kInternal, error.what());
-  } catch (...) {
-    return failed(ops::kInternal, "unknown error");
+}  // namespace
+
+void* Memory::allocate(int64_t bytes) {
+  // The system hands out more than it has and kills the process later, so the limit is checked here.
+  void* base = nullptr;
+  if (planning_) {
+    base = address_space(kPrefix + bytes);
+  } else if (bytes <= free() - kPrefix) {
+    base = aligned_memory(kPrefix + bytes);
+  }
+  if (!base) {
+    throw ops::OutOfMemory("out of memory: " + bytes_text(bytes) + " asked for, " + bytes_text(used()) +
+                           " in use, " + bytes_text(total_memory()) + " in all");
+  }
+  *static_cast<int64_t*>(base) = bytes;
+  used_ += bytes;
+  peak_ = std::max(peak_.load(), used_.load());
+  return static_cast<char*>(base) + kPrefix;
+}
+
+void Memory::release(void* memory) {
+  if (!memory) return;
+  void* base = static_cast<char*>(memory) - kPrefix;
+  const int64_t bytes = *static_cast<int64_t*>(base);
+  used_ -= bytes;
+  if (planning_) {
+    munmap(base, static_cast<size_t>(kPrefix + bytes));
+  } else {
+    std::free(base);
   }
 }
 
-const char* last_error() { return last_error_message.c_str(); }
+int64_t Memory::free() const {
+  return planning_ ? std::numeric_limits<int64_t>::max() : total_memory() - used();
+}
+
+void* Scratch::reserve(int64_t bytes) {
+  if (bytes <= bytes_) return memory_;
+  owner_.release(std::exchange(memory_, nullptr));
+  bytes_ = 0;
+  memory_ = owner_.allocate(bytes);
+  bytes_ = bytes;
+  return memory_;
+}
 
 ops::Status open(const char* options, int32_t threads, ops::Device** device) {
   return guarded([&] {
@@ -134,7 +152,15 @@ ops::Status open(const char* options, int32_t threads, ops::Device** device) {
       throw InvalidArgument("open: threads is " + std::to_string(threads) + ", must be 0 to " +
                             std::to_string(kMaxThreads));
     }
-    *device = new ops::Device(threads == 0 ? usable_cpus() : threads);
+    *device = new ops::Device(threads == 0 ? usable_cpus() : threads, false);
+  });
+}
+
+ops::Status open_planning(ops::Device* device, ops::Device** planning) {
+  return guarded([&] {
+    require(device && planning, "open_planning: device or planning is null");
+    *planning = nullptr;
+    *planning = new ops::Device(device->pool.threads(), true);
   });
 }
 
@@ -153,7 +179,10 @@ ops::Status info(ops::Device* device, ops::DeviceInfo* info) {
     put(info->attention, "TF32x3 runs as IEEE FP32, which is at least as accurate");
     info->threads = device->pool.threads();
     info->memory_total = total_memory();
-    info->memory_used = device->bytes_allocated;
+    info->memory_free = device->memory.free();
+    info->memory_used = device->memory.used();
+    info->memory_peak = device->memory.peak();
+    info->memory_scratch = device->scratch_bytes();
   });
 }
 
@@ -163,43 +192,33 @@ ops::Status allocate(ops::Device* device, int64_t bytes, void** memory) {
     *memory = nullptr;
     if (bytes < 0)
       throw InvalidArgument("allocate: bytes is " + std::to_string(bytes) + ", must not be negative");
-    // The system hands out more than it has and kills the process later, so the limit is checked here.
-    const int64_t total = total_memory();
-    void* base =
-        bytes <= total - device->bytes_allocated - kPrefix ? aligned_memory(kPrefix + bytes) : nullptr;
-    if (!base) {
-      throw OutOfMemory("out of memory: " + bytes_text(bytes) + " asked for, " +
-                        bytes_text(device->bytes_allocated) + " in use, " + bytes_text(total) + " in all");
-    }
-    *static_cast<int64_t*>(base) = bytes;
-    device->bytes_allocated += bytes;
-    *memory = static_cast<char*>(base) + kPrefix;
+    *memory = device->memory.allocate(bytes);
   });
 }
 
-void release(ops::Device* device, void* memory) {
-  if (!memory) return;
-  void* base = static_cast<char*>(memory) - kPrefix;
-  device->bytes_allocated -= *static_cast<int64_t*>(base);
-  std::free(base);
-}
+void release(ops::Device* device, void* memory) { device->memory.release(memory); }
 
 ops::Status copy(ops::Device* device, void* dst, const void* src, int64_t bytes) {
   return guarded([&] {
     require(device != nullptr, "copy: device is null");
     require(bytes >= 0, "copy: bytes is negative");
     require(bytes == 0 || (dst && src), "copy: dst or src is null");
-    char* to = static_cast<char*>(dst);
+    const char* to = static_cast<const char*>(dst);
     const char* from = static_cast<const char*>(src);
     require(bytes == 0 || to + bytes <= from || from + bytes <= to, "copy: dst and src overlap");
-    in_pieces(device, bytes, [&](int64_t begin, int64_t end) {
-      std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin));
-    });
+    copy_pieces(device, dst, src, bytes);
   });
 }
 
+// On a planning device too: operations read some of their inputs to see how much there is to do.
 ops::Status upload(ops::Device* device, void* dst, const void* host_src, int64_t bytes) {
-  return copy(device, dst, host_src, bytes);
+  return guarded([&] {
+    require(device != nullptr, "upload: device is null");
+    require(bytes >= 0, "upload: bytes is negative");
+    require(bytes == 0 || (dst && host_src), "upload: dst or host_src is null");
+    if (bytes > 0 && device->pool.planning()) std::memcpy(dst, host_src, static_cast<size_t>(bytes));
+    copy_pieces(device, dst, host_src, bytes);
+  });
 }
 
 ops::Status download(ops::Device* device, void* host_dst, const void* src, int64_t bytes) {
@@ -219,4 +238,12 @@ ops::Status zero(ops::Device* device, void* dst, int64_t bytes) {
 
 }  // namespace duokv::cpu
 
-duokv::ops::Device::Device(int32_t threads) : pool(threads), worker_scratch(static_cast<size_t>(threads)) {}
+duokv::ops::Device::Device(int32_t threads, bool planning) : memory(planning), pool(threads, planning) {
+  for (int32_t worker = 0; worker < threads; ++worker) worker_scratch.emplace_back(memory);
+}
+
+int64_t duokv::ops::Device::scratch_bytes() const {
+  int64_t sum = shared_scratch.bytes() + block_scratch.bytes();
+  for (const cpu::Scratch& scratch : worker_scratch) sum += scratch.bytes();
+  return sum;
+}

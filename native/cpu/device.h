@@ -1,22 +1,46 @@
 // The CPU device: its thread pool, its scratch memory and its accounting.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <vector>
+#include <deque>
 
 #include "cpu/thread_pool.h"
+#include "ops/guarded.h"
 #include "ops/ops.h"
 
 namespace duokv::cpu {
 
+using ops::guarded;
+using ops::InvalidArgument;
+using ops::require;
+
+// Memory, counted. On a planning device it is address space, of which only what is written becomes memory.
+class Memory {
+ public:
+  explicit Memory(bool planning) : planning_(planning) {}
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // 64-byte aligned, contents undefined. Throws OutOfMemory with what was asked, what is used and what there
+  // is.
+  void* allocate(int64_t bytes);
+  void release(void* memory);
+  int64_t free() const;
+  int64_t used() const { return used_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  const bool planning_;
+  // `info` may be called from any thread.
+  std::atomic<int64_t> used_{0}, peak_{0};
+};
+
 // Memory that grows to the largest request and is reused by the next one; 64-byte aligned.
 class Scratch {
  public:
-  Scratch() = default;
-  ~Scratch();
+  explicit Scratch(Memory& memory) : owner_(memory) {}
+  ~Scratch() { owner_.release(memory_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
@@ -29,37 +53,29 @@ class Scratch {
 
  private:
   void* reserve(int64_t bytes);
+  Memory& owner_;
   void* memory_ = nullptr;
   int64_t bytes_ = 0;
 };
 
-// An argument no caller should pass.
-struct InvalidArgument : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-inline void require(bool condition, const char* message) {
-  if (!condition) throw InvalidArgument(message);
-}
-
-// Runs `body`, turning exceptions into a status and this thread's last error.
-ops::Status guarded_call(void (*call)(void*), void* body) noexcept;
-template <class Body>
-ops::Status guarded(Body&& body) noexcept {
-  using B = std::remove_reference_t<Body>;
-  return guarded_call([](void* b) { (*static_cast<B*>(b))(); }, &body);
-}
-
 }  // namespace duokv::cpu
 
 struct duokv::ops::Device {
-  explicit Device(int32_t threads);
+  Device(int32_t threads, bool planning);
 
+  // Before a job whose chunks take `count` elements of T of their worker's scratch: every worker gets them
+  // now, whichever chunks it will run, so that what is held depends on the operations alone.
+  template <class T>
+  void reserve_workers(int64_t count) {
+    for (cpu::Scratch& scratch : worker_scratch) scratch.take<T>(count);
+  }
+  int64_t scratch_bytes() const;
+
+  cpu::Memory memory;
   cpu::ThreadPool pool;
   // Scratch of one operation, by pool worker and shared by all; an operation that calls another must not hold
   // them across.
-  std::vector<cpu::Scratch> worker_scratch;
-  cpu::Scratch shared_scratch;
-  cpu::Scratch block_scratch;  // of an operation made of several: what one leaves for the next
-  int64_t bytes_allocated = 0;
+  std::deque<cpu::Scratch> worker_scratch;
+  cpu::Scratch shared_scratch{memory};
+  cpu::Scratch block_scratch{memory};  // of an operation made of several: what one leaves for the next
 };

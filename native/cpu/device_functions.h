@@ -6,9 +6,9 @@
 namespace duokv::cpu {
 
 ops::Status open(const char* options, int32_t threads, ops::Device** device);
+ops::Status open_planning(ops::Device* device, ops::Device** planning);
 void close(ops::Device* device);
 ops::Status info(ops::Device* device, ops::DeviceInfo* info);
-const char* last_error();
 
 ops::Status allocate(ops::Device* device, int64_t bytes, void** memory);
 void release(ops::Device* device, void* memory);

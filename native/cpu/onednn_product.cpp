@@ -103,6 +103,8 @@ void onednn_product(ops::Device& device, const OneDnnProduct& p) {
   const int64_t last_rows = p.m - (blocks - 1) * kBlockRows;
   const Primitive last = make(last_rows), whole = blocks > 1 ? make(kBlockRows) : last;
   const int64_t element = p.operands == ops::DType::BF16 ? 2 : 4;
+  for (const Primitive* primitive : {&last, &whole})
+    device.reserve_workers<char>(static_cast<int64_t>(primitive->scratchpad.get_size()));
   device.pool.run(blocks, [&](int64_t block, int32_t worker) {
     use_one_openmp_thread();
     thread_local dnnl::stream stream(engine());

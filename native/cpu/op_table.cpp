@@ -1,6 +1,7 @@
 #include "cpu/cpu.h"
 #include "cpu/device_functions.h"
 #include "cpu/operations.h"
+#include "ops/guarded.h"
 
 namespace duokv::cpu {
 
@@ -9,9 +10,10 @@ const ops::OpTable& op_table() {
       .abi_version = ops::kAbiVersion,
       .backend = "cpu",
       .open = open,
+      .open_planning = open_planning,
       .close = close,
       .info = info,
-      .last_error = last_error,
+      .last_error = ops::last_error,
       .allocate = allocate,
       .release = release,
       .upload = upload,

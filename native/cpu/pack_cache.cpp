@@ -21,7 +21,7 @@ namespace duokv::ops {
 
 cpu::RightOperand PackCache::get(Device& device, const Weight& weight, ProductMode mode, int64_t m) {
   const cpu::ProductKernel kernel = cpu::choose_kernel(mode, m);
-  Entry& entry = entries_[{weight.data, mode, kernel}];
+  Entry& entry = entries_.try_emplace({weight.data, mode, kernel}, device.memory).first->second;
   if (entry.version == weight.version && entry.n == weight.n && entry.k == weight.k) return entry.operand;
   entry.version.reset();  // in case making the copy fails
   void* memory = entry.memory.take<char>(cpu::prepared_bytes(kernel, weight.k, weight.n, mode));

@@ -18,6 +18,7 @@ struct duokv::ops::PackCache {
 
  private:
   struct Entry {
+    explicit Entry(cpu::Memory& owner) : memory(owner) {}
     std::optional<uint64_t> version;
     int64_t n = 0, k = 0;
     cpu::RightOperand operand;

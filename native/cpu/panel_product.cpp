@@ -483,6 +483,7 @@ void panel_product(ops::Device& device, const PanelProduct& p) {
   const int64_t a_elements = packs ? 2 * block_rows * kPanelDepth : round_up(block_rows * k, 16);
   const int64_t scratch =
       block_rows * std::max<int64_t>(chunk_panels, 8) * width + a_elements + kPanelDepth * width;
+  device.reserve_workers<float>(scratch);
   device.pool.run(row_blocks * column_blocks, [&](int64_t index, int32_t worker) {
     const int64_t column = index / row_blocks, row = index % row_blocks * block_rows;
     const int64_t begin = panels * column / column_blocks, end = panels * (column + 1) / column_blocks;

@@ -123,11 +123,12 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int32_t threads) : threads_(threads), state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int32_t threads, bool planning)
+    : threads_(threads), planning_(planning), state_(std::make_unique<State>()) {
   if (threads < 1)
     throw std::invalid_argument("ThreadPool: threads is " + std::to_string(threads) + ", must be at least 1");
   state_->worker_spins = threads <= usable_cpus() ? kWorkerSpins : 0;
-  for (int32_t worker = 1; worker < threads; ++worker) {
+  for (int32_t worker = 1; worker < threads && !planning; ++worker) {
     state_->workers.emplace_back([state = state_.get(), worker] { state->worker_loop(worker); });
   }
 }
@@ -140,7 +141,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run_chunks(int64_t chunks, Chunk call, void* body) {
-  if (chunks <= 0) return;
+  if (chunks <= 0 || planning_) return;
   if (threads_ == 1 || chunks == 1) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) call(body, chunk, 0);
     return;

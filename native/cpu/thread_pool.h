@@ -15,12 +15,14 @@ int32_t usable_cpus();
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int32_t threads);
+  // The pool of a planning device runs nothing.
+  explicit ThreadPool(int32_t threads, bool planning = false);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int32_t threads() const { return threads_; }
+  bool planning() const { return planning_; }
 
   // Calls body(chunk, worker) for every chunk in [0, chunks), worker in [0, threads()). The first exception
   // of a chunk is rethrown here after all taken chunks have ended. Not reentrant: one caller at a time, no
@@ -39,6 +41,7 @@ class ThreadPool {
 
   struct State;
   int32_t threads_;
+  bool planning_;
   std::unique_ptr<State> state_;
 };
 

@@ -3,20 +3,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "cuda/cublaslt.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 
 namespace duokv::cuda {
 namespace {
 
-thread_local std::string last_error_message;
-
-// Rounded up, so that an allocator that aligns the end of a block aligns its beginning too.
-constexpr int64_t kAlignment = 64;
-
-std::string bytes_text(int64_t bytes) { return std::to_string(bytes) + " bytes"; }
+constexpr int64_t kAlignment = 64;  // of copies in a staging segment
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -76,104 +71,46 @@ void check(cudaError_t error, const char* what) {
   throw std::runtime_error(message);
 }
 
-ops::Status guarded_call(void (*call)(void*), void* body) noexcept {
-  const auto failed = [](ops::Status status, const char* message) {
-    last_error_message = message;
-    return status;
-  };
-  try {
-    call(body);
-    return ops::kOk;
-  } catch (const InvalidArgument& error) {
-    return failed(ops::kInvalid, error.what());
-  } catch (const OutOfMemory& error) {
-    return failed(ops::kOutOfMemory, error.what());
-  } catch (const Unavailable& error) {
-    return failed(ops::kUnavailable, error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(ops::kOutOfMemory, "out of host memory");
-  } catch (const std::exception& error) {
-    return failed(ops::kInternal, error.what());
-  } catch (...) {
-    return failed(ops::kInternal, "unknown error");
-  }
-}
-
-const char* last_error() { return last_error_message.c_str(); }
-
 // ---------------------------------------------------------------- stream and memory
 
-Stream::Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
-
-Memory::~Memory() {
-  for (const auto& [memory, bytes] : blocks_) cudaFree(memory);
-}
-
-void* Memory::allocate(int64_t bytes, const char* what) {
-  if (bytes < 0)
-    throw InvalidArgument(std::string(what) + ": bytes is " + std::to_string(bytes) +
-                          ", must not be negative");
-  const int64_t rounded = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-  void* memory = nullptr;
-  const cudaError_t error = cudaMalloc(&memory, static_cast<size_t>(rounded));
-  if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    throw OutOfMemory("out of GPU memory: " + bytes_text(bytes) + " asked for (" + what + "), " +
-                      std::to_string(free) + " of " + bytes_text(static_cast<int64_t>(total)) + " free, " +
-                      std::to_string(this->bytes()) + " held by this device object");
-  }
-  check(error, what);
-  const std::lock_guard lock(mutex_);
-  blocks_[memory] = rounded;
-  bytes_ += rounded;
-  return memory;
-}
-
-void Memory::release(void* memory) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = blocks_.find(memory);
-    if (found == blocks_.end()) return;
-    bytes_ -= found->second;
-    blocks_.erase(found);
-  }
-  cudaFree(memory);
-}
-
-int64_t Memory::bytes() const {
-  const std::lock_guard lock(mutex_);
-  return bytes_;
+Stream::Stream(bool planning) : stream_(planning_stream()) {
+  if (!planning) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 
 void* Scratch::take(size_t bytes, bool recording) {
-  if (bytes <= bytes_) return blocks_.back();
+  if (bytes <= bytes_) return blocks_.back().first;
   if (recording)
     throw std::runtime_error(
         "an operation needs more scratch memory than any before it: it must run once before it is recorded");
   // By half at least, so that blocks kept for graphs stay few.
   const size_t size = std::max(bytes, bytes_ / 2 * 3);
   if (graphs_ == 0) {
-    for (void* block : std::exchange(blocks_, {})) memory_.release(block);
+    while (!blocks_.empty()) release_front();
     bytes_ = 0;
   }
-  blocks_.push_back(memory_.allocate(static_cast<int64_t>(size), "scratch of an operation"));
+  const int64_t before = memory_.bytes();
+  blocks_.emplace_back(memory_.allocate(static_cast<int64_t>(size), "scratch of an operation"), 0);
+  blocks_.back().second = memory_.bytes() - before;
+  held_ += blocks_.back().second;
   bytes_ = size;
-  return blocks_.back();
+  return blocks_.back().first;
+}
+
+void Scratch::release_front() {
+  memory_.release(blocks_.front().first);
+  held_ -= blocks_.front().second;
+  blocks_.erase(blocks_.begin());
 }
 
 void Scratch::remove_graph() {
-  if (--graphs_ > 0 || blocks_.size() < 2) return;
-  while (blocks_.size() > 1) {
-    memory_.release(blocks_.front());
-    blocks_.erase(blocks_.begin());
-  }
+  if (--graphs_ > 0) return;
+  while (blocks_.size() > 1) release_front();
 }
 
 // ---------------------------------------------------------------- staging
 
 Staging::Staging(cudaStream_t stream) : stream_(stream) {
+  if (only_plans(stream)) return;
   for (Segment& segment : segments_) {
     check(cudaMallocHost(reinterpret_cast<void**>(&segment.memory), kSegmentBytes), "pinned host memory");
     check(cudaEventCreateWithFlags(&segment.read, cudaEventDisableTiming), "cudaEventCreate");
@@ -200,6 +137,7 @@ char* Staging::room_for(int64_t bytes) {
 }
 
 void Staging::upload(void* destination, const void* source, int64_t bytes) {
+  if (only_plans(stream_)) return;
   auto* to = static_cast<char*>(destination);
   const auto* from = static_cast<const char*>(source);
   for (int64_t piece; bytes > 0; to += piece, from += piece, bytes -= piece) {
@@ -211,6 +149,7 @@ void Staging::upload(void* destination, const void* source, int64_t bytes) {
 }
 
 void Staging::download(void* destination, const void* source, int64_t bytes) {
+  if (only_plans(stream_)) return;
   // What the driver would do with ordinary memory costs a small copy more than the copy itself.
   const bool small = bytes <= kSegmentBytes;
   void* to = small ? room_for(bytes) : destination;
@@ -228,7 +167,15 @@ ops::Status open(const char* options, int32_t, ops::Device** device) {
   return guarded([&] {
     require(device != nullptr, "open: device is null");
     *device = nullptr;
-    *device = new ops::Device(parse_index(options));
+    *device = new ops::Device(parse_index(options), false);
+  });
+}
+
+ops::Status open_planning(ops::Device* device, ops::Device** planning) {
+  return guarded(device, [&] {
+    require(planning != nullptr, "open_planning: planning is null");
+    *planning = nullptr;
+    *planning = new ops::Device(device->index, true);
   });
 }
 
@@ -250,7 +197,10 @@ ops::Status info(ops::Device* device, ops::DeviceInfo* info) {
     put(info->attention, "TF32x3 on tensor cores");
     info->threads = 1;
     info->memory_total = static_cast<int64_t>(properties.totalGlobalMem);
+    info->memory_free = device->memory.free();
     info->memory_used = device->memory.bytes();
+    info->memory_peak = device->memory.peak();
+    info->memory_scratch = device->scratch.bytes() + device->between.bytes() + Products::workspace_bytes();
   });
 }
 
@@ -294,8 +244,7 @@ ops::Status copy(ops::Device* device, void* dst, const void* src, int64_t bytes)
     const char* from = static_cast<const char*>(src);
     require(bytes == 0 || to + bytes <= from || from + bytes <= to, "copy: dst and src overlap");
     if (bytes == 0) return;
-    check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, device->stream),
-          "copy");
+    check(copy_on_device(dst, src, static_cast<size_t>(bytes), device->stream), "copy");
   });
 }
 
@@ -304,7 +253,7 @@ ops::Status zero(ops::Device* device, void* dst, int64_t bytes) {
     require(bytes >= 0, "zero: bytes is negative");
     require(bytes == 0 || dst, "zero: dst is null");
     if (bytes == 0) return;
-    check(cudaMemsetAsync(dst, 0, static_cast<size_t>(bytes), device->stream), "zero");
+    check(fill_zero(dst, static_cast<size_t>(bytes), device->stream), "zero");
   });
 }
 
@@ -312,11 +261,12 @@ ops::Status zero(ops::Device* device, void* dst, int64_t bytes) {
 
 namespace duokv::ops {
 
-Device::Device(int32_t index) : index(index), properties(cuda::select_device(index)) {}
+Device::Device(int32_t index, bool planning)
+    : index(index), properties(cuda::select_device(index)), stream(planning), memory(planning) {}
 
 Device::~Device() {
   cudaSetDevice(index);
-  cudaStreamSynchronize(stream);
+  if (!cuda::only_plans(stream)) cudaStreamSynchronize(stream);
 }
 
 void Device::require_not_recording(const char* call) const {

@@ -5,77 +5,40 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
-#include <stdexcept>
 #include <string>
-#include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "cuda/memory.h"
 #include "cuda/primitives.cuh"
 #include "cuda/product.h"
+#include "ops/guarded.h"
 #include "ops/ops.h"
 
 namespace duokv::cuda {
 
-// An argument no caller should pass.
-struct InvalidArgument : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-struct OutOfMemory : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-struct Unavailable : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-inline void require(bool condition, const char* message) {
-  if (!condition) throw InvalidArgument(message);
-}
+using ops::guarded;
+using ops::InvalidArgument;
+using ops::last_error;
+using ops::OutOfMemory;
+using ops::require;
+using ops::Unavailable;
 
 // Throws where `error` is one; `what` says what was being done.
 void check(cudaError_t error, const char* what);
 
-// Runs `body`, turning exceptions into a status and this thread's last error.
-ops::Status guarded_call(void (*call)(void*), void* body) noexcept;
-template <class Body>
-ops::Status guarded(Body&& body) noexcept {
-  using B = std::remove_reference_t<Body>;
-  return guarded_call([](void* b) { (*static_cast<B*>(b))(); }, &body);
-}
-const char* last_error();
-
 class Stream {
  public:
-  Stream();
-  ~Stream() { cudaStreamDestroy(stream_); }
+  explicit Stream(bool planning);
+  ~Stream() {
+    if (!only_plans(stream_)) cudaStreamDestroy(stream_);
+  }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   operator cudaStream_t() const { return stream_; }
 
  private:
   cudaStream_t stream_ = nullptr;
-};
-
-// Device memory, counted. cudaFree waits for the work that may still use a block.
-class Memory {
- public:
-  Memory() = default;
-  ~Memory();
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  // 64-byte aligned, contents undefined. Throws OutOfMemory with what was asked, what is free and what is
-  // held here.
-  void* allocate(int64_t bytes, const char* what);
-  void release(void* memory);
-  int64_t bytes() const;
-
- private:
-  mutable std::mutex mutex_;
-  std::unordered_map<void*, int64_t> blocks_;
-  int64_t bytes_ = 0;
 };
 
 // Memory of one operation, reused by the next; the stream's order keeps them apart. It grows to the largest
@@ -89,11 +52,15 @@ class Scratch {
   void* take(size_t bytes, bool recording);
   void add_graph() { ++graphs_; }
   void remove_graph();
+  int64_t bytes() const { return held_; }
 
  private:
+  void release_front();
+
   Memory& memory_;
-  std::vector<void*> blocks_;
-  size_t bytes_ = 0;  // of the last block, the one in use
+  std::vector<std::pair<void*, int64_t>> blocks_;  // with what was counted for them
+  size_t bytes_ = 0;                               // of the last block, the one in use
+  int64_t held_ = 0;                               // of all blocks
   int64_t graphs_ = 0;
 };
 
@@ -129,7 +96,7 @@ class Staging {
 
 struct duokv::ops::Device {
   // Throws Unavailable with the reason where the device cannot be used.
-  explicit Device(int32_t index);
+  Device(int32_t index, bool planning);
   ~Device();
 
   // Scratch of the running operation, as the launchers want it.
@@ -165,6 +132,7 @@ ops::Status guarded(ops::Device* device, Body&& body) noexcept {
 
 // The table's entries that concern the device itself; the arguments are those of ops::OpTable.
 ops::Status open(const char* options, int32_t threads, ops::Device** device);
+ops::Status open_planning(ops::Device* device, ops::Device** planning);
 void close(ops::Device* device);
 ops::Status info(ops::Device* device, ops::DeviceInfo* info);
 ops::Status allocate(ops::Device* device, int64_t bytes, void** memory);

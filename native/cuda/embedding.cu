@@ -124,8 +124,7 @@ cudaError_t embedding_backward(const ops::EmbeddingBackwardArgs& args, void* wor
   groups.start = groups.next + 1;
   groups.members = groups.start + vocab;
   groups.sorted = groups.members + m;
-  DUOKV_CUDA_TRY(
-      cudaMemsetAsync(groups.count, 0, (2 * static_cast<size_t>(vocab) + 1) * sizeof(int), stream));
+  DUOKV_CUDA_TRY(fill_zero(groups.count, (2 * static_cast<size_t>(vocab) + 1) * sizeof(int), stream));
   DUOKV_CUDA_TRY(
       DUOKV_LAUNCH(count_tokens_kernel, grid_of(m, kThreads), kThreads, 0, stream, args.tokens, m, groups));
   DUOKV_CUDA_TRY(

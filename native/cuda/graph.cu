@@ -15,21 +15,12 @@ struct duokv::ops::Graph {
 };
 
 namespace duokv::cuda {
-namespace {
-
-int64_t free_bytes() {
-  size_t free = 0, total = 0;
-  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return static_cast<int64_t>(free);
-}
-
-}  // namespace
-
 ops::Status graph_begin(ops::Device* device) {
   return guarded(device, [&] {
     device->require_not_recording("graph_begin");
     // Other threads, with devices of their own, may allocate meanwhile.
-    check(cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal), "graph_begin");
+    if (!only_plans(device->stream))
+      check(cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal), "graph_begin");
     device->recording = true;
   });
 }
@@ -38,20 +29,24 @@ ops::Status graph_end(ops::Device* device, ops::Graph** graph) {
   return guarded(device, [&] {
     if (graph) *graph = nullptr;
     require(device->recording, "graph_end: no graph is being recorded");
+    const bool planning = only_plans(device->stream);
     cudaGraph_t recorded = nullptr;
-    const cudaError_t error = cudaStreamEndCapture(device->stream, &recorded);
+    const cudaError_t error = planning ? cudaSuccess : cudaStreamEndCapture(device->stream, &recorded);
     device->recording = false;
     for (void* memory : std::exchange(device->released_while_recording, {})) device->memory.release(memory);
-    const std::unique_ptr<CUgraph_st, cudaError_t (*)(cudaGraph_t)> owner(recorded, cudaGraphDestroy);
+    const auto destroy = [](cudaGraph_t g) { return g ? cudaGraphDestroy(g) : cudaSuccess; };
+    const std::unique_ptr<CUgraph_st, cudaError_t (*)(cudaGraph_t)> owner(recorded, destroy);
     if (graph == nullptr) {
       cudaGetLastError();  // a recording that is dropped may have failed
       return;
     }
     check(error, "graph_end");
     auto result = std::make_unique<ops::Graph>();
-    const int64_t before = free_bytes();
-    check(cudaGraphInstantiate(&result->executable, recorded, 0), "graph_end");
-    result->bytes = std::max<int64_t>(0, before - free_bytes());
+    if (!planning) {
+      const int64_t before = device->memory.free();
+      check(cudaGraphInstantiate(&result->executable, recorded, 0), "graph_end");
+      result->bytes = std::max<int64_t>(0, before - device->memory.free());
+    }
     device->scratch.add_graph();
     device->between.add_graph();
     *graph = result.release();
@@ -62,6 +57,7 @@ ops::Status graph_launch(ops::Device* device, ops::Graph* graph) {
   return guarded(device, [&] {
     require(graph != nullptr, "graph_launch: graph is null");
     device->require_not_recording("graph_launch");
+    if (only_plans(device->stream)) return;
     check(cudaGraphLaunch(graph->executable, device->stream), "graph_launch");
   });
 }
@@ -70,7 +66,8 @@ void graph_destroy(ops::Device* device, ops::Graph* graph) {
   if (!graph) return;
   guarded(device, [&] {
     // It may be running.
-    check(cudaStreamSynchronize(device->stream), "an operation before graph_destroy");
+    if (!only_plans(device->stream))
+      check(cudaStreamSynchronize(device->stream), "an operation before graph_destroy");
   });
   delete graph;
   device->scratch.remove_graph();

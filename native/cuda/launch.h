@@ -24,6 +24,15 @@ inline bool vectorizable(int64_t width, std::initializer_list<const void*> point
   return true;
 }
 
+// Device memory to device memory, and zeros to device memory, in the stream's order.
+inline cudaError_t copy_on_device(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  if (only_plans(stream)) return cudaSuccess;
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+inline cudaError_t fill_zero(void* memory, size_t bytes, cudaStream_t stream) {
+  return only_plans(stream) ? cudaSuccess : cudaMemsetAsync(memory, 0, bytes, stream);
+}
+
 }  // namespace duokv::cuda
 
 // Leaves the launcher with the error of a call that failed.

@@ -48,7 +48,9 @@
 // own parameter types. The value is a cudaError_t; what goes wrong while the kernel runs shows at a later
 // synchronise.
 #define DUOKV_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  ::duokv::cuda::launch(#kernel, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  (::duokv::cuda::only_plans(stream)                                 \
+       ? cudaSuccess                                                 \
+       : ::duokv::cuda::launch(#kernel, kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
 
 namespace duokv::cuda {
 
@@ -56,6 +58,10 @@ using bf16 = __nv_bfloat16;
 
 constexpr unsigned kFullMask = 0xFFFFFFFFu;
 constexpr int kWarpSize = 32;
+
+// The stream of a planning device: what is queued on it does not happen.
+inline cudaStream_t planning_stream() { return reinterpret_cast<cudaStream_t>(~uintptr_t{0}); }
+inline bool only_plans(cudaStream_t stream) { return stream == planning_stream(); }
 
 #ifdef __CUDACC__
 inline constexpr bool kEmulated = false;

@@ -43,6 +43,7 @@ class Products {
   Products& operator=(const Products&) = delete;
 
   void run(const Product& product, cudaStream_t stream);
+  static int64_t workspace_bytes();
 
  private:
   struct Algorithm;

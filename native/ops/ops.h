@@ -22,7 +22,7 @@
 
 namespace duokv::ops {
 
-inline constexpr uint32_t kAbiVersion = 3;
+inline constexpr uint32_t kAbiVersion = 4;
 
 enum Status : int32_t {
   kOk = 0,
@@ -51,8 +51,11 @@ struct DeviceInfo {
   char libraries[256];  // "oneDNN 2.6.3; Highway 1.0.3"
   char attention[128];  // how TF32x3 attention runs here
   int32_t threads;
-  int64_t memory_total;  // bytes
-  int64_t memory_used;   // bytes allocated through this device
+  int64_t memory_total;    // bytes
+  int64_t memory_free;     // bytes that may still be allocated; without limit on a planning device
+  int64_t memory_used;     // bytes held through this device, scratch and packed weights included
+  int64_t memory_peak;     // the largest memory_used so far
+  int64_t memory_scratch;  // of memory_used: what operations hold for themselves
 };
 
 // ---------------------------------------------------------------- products
@@ -357,6 +360,10 @@ struct OpTable {
 
   // threads 0: decide; options: device index, ""
   Status (*open)(const char* options, int32_t threads, Device** device);
+  // A planning device like this one: operations check their arguments and take their scratch memory, but
+  // nothing is computed, and memory costs nothing. Only what is uploaded may be read by the host; downloads
+  // leave their destination as it is. What `info` says of its memory is what the same calls would take.
+  Status (*open_planning)(Device*, Device** planning);
   void (*close)(Device*);
   Status (*info)(Device*, DeviceInfo*);
   const char* (*last_error)();

@@ -13,6 +13,7 @@ interface Report {
   suffixes: { layer: number; upper: boolean; queryOutput: number; kvInput: number }[];
   uniformSuffix: number | null;
   flopsPerToken: { forward: number; training: number };
+  memory: Record<'training' | 'recomputed' | 'serving', { total: number; parts: Record<string, number> }>;
 }
 
 const MiB = (bytes: number) => Number((bytes / 2 ** 20).toFixed(3));
@@ -48,6 +49,16 @@ describe('duokv inspect', () => {
       assert.equal(report.flopsPerToken.training, 3 * report.flopsPerToken.forward);
     });
   }
+
+  it('predicts the memory of training and serving', async () => {
+    const args = ['inspect', 'local-history-126m', '--length', '2048', '--backend', 'cpu'];
+    const { memory } = await duokvJson<Report>(args);
+    const weights = 4 * 126_248_448;
+    assert.ok(memory.training.total < 4 * 2 ** 30, 'training at 1 x 2048 takes more than 4 GiB');
+    assert.ok(memory.recomputed.total < memory.training.total - 2 ** 30);
+    assert.ok(memory.serving.parts['parameters']! >= weights);
+    assert.equal(memory.training.parts['gradients'], memory.training.parts['parameters']);
+  });
 
   it('gives the position counts of every route and the suffix of every layer', async () => {
     const report = await duokvJson<Report>(['inspect', 'localHistory126M', '--length', '1792']);

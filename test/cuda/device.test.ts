@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { fileURLToPath } from 'node:url';
 
-import { Model, openDevice } from '../../lib/index.js';
-import { randomTokens, rejectsWith, small } from '../api/support.js';
+import { Model, openDevice, predictMemory } from '../../lib/index.js';
+import { randomTokens, rejectsWith, sameBits, small } from '../api/support.js';
 import { duokv, duokvJson } from '../cli/command.js';
 
 const GOLDEN = fileURLToPath(new URL('../fixtures/golden/', import.meta.url));
@@ -53,7 +53,8 @@ describe('the emulated card', () => {
     const config = small({ headDim: 16 });
     const before = device.info().memory.used;
     // 8 GiB of embeddings on a card of 4 GiB.
-    await rejectsWith('ERR_DEVICE_MEMORY', /needs \d+ bytes.*asked for.*free.*held by this device/, () =>
+    const message = /^parameters: \d+ bytes more are needed, \d+ of \d+ are free; this device object holds/;
+    await rejectsWith('ERR_DEVICE_MEMORY', message, () =>
       Model.create(device, { ...config, vocab: 1 << 20, hidden: 2048 }),
     );
     assert.equal(device.info().memory.used, before);
@@ -66,11 +67,39 @@ describe('the emulated card', () => {
 
   it('refuses a head that its kernels do not know', async () => {
     await using device = await openDevice({ backend: 'cuda' });
-    const config = small();
-    using model = await Model.create(device, config);
-    await rejectsWith('ERR_DEVICE_UNAVAILABLE', /head_dim is 8, must be 16, 32, 64 or 128/, () =>
-      model.logits({ rows: 1, tokens: randomTokens(5, config.vocab) }),
+    await rejectsWith('ERR_CONFIG', /head_dim is 8, must be 16, 32, 64 or 128/, () =>
+      Model.create(device, small()),
     );
+    assert.equal(device.info().memory.used, device.info().memory.peak);
+  });
+
+  it('takes the memory that is predicted', async () => {
+    await using device = await openDevice({ backend: 'cuda' });
+    const config = small({ headDim: 16 });
+    for (const recompute of [false, true]) {
+      const training = { rows: 2, length: 24, recompute };
+      const { total } = await predictMemory(device, config, { training });
+      await using fresh = await openDevice({ backend: 'cuda' });
+      using model = await Model.create(fresh, config, { seed: 1 });
+      const tokens = randomTokens(48, config.vocab);
+      await model.trainer({ recompute }).step({ rows: 2, tokens, targets: tokens });
+      assert.equal(fresh.info().memory.peak, total);
+    }
+  });
+
+  it('recomputes activations with the same bits', async () => {
+    await using device = await openDevice({ backend: 'cuda' });
+    using model = await Model.create(device, small({ headDim: 16 }), { seed: 1 });
+    const tokens = randomTokens(48, model.config.vocab);
+    for (const precision of ['fp32', 'bf16'] as const) {
+      const [kept, rerun] = await Promise.all(
+        [false, true].map((recompute) =>
+          model.trainer({ precision, recompute }).gradients({ rows: 2, tokens, targets: tokens }),
+        ),
+      );
+      for (const [name, gradient] of kept!.gradients)
+        assert.ok(sameBits(gradient, rerun!.gradients.get(name)!), `${name}, ${precision}`);
+    }
   });
 
   it('reproduces the golden cases', async () => {

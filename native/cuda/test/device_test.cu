@@ -1,6 +1,9 @@
 // The device: transfers through the staging ring, memory accounting, scratch, graphs, and what a recording
 // refuses.
 #include <climits>
+#include <iterator>
+#include <map>
+#include <random>
 #include <string>
 
 #include "cuda/device.h"
@@ -93,6 +96,90 @@ DUOKV_CASE(transfers_of_every_size) {
     release(device, memory);
     release(device, other);
   }
+}
+
+DUOKV_CASE(pieces_of_the_pool_never_overlap_and_come_back) {
+  TestDevice device;
+  const int64_t before = device->memory.bytes();
+  device->memory.trim();
+  const int64_t reserved = device->memory.reserved();
+  std::mt19937_64 random(7);
+  std::map<char*, int64_t> held;
+  int64_t peak = 0;
+  for (int step = 0; step < 3000; ++step) {
+    if (held.size() > 40 || (!held.empty() && random() % 3 == 0)) {
+      const auto victim = std::next(held.begin(), static_cast<int64_t>(random() % held.size()));
+      release(device, victim->first);
+      held.erase(victim);
+    } else {
+      const int64_t bytes = static_cast<int64_t>(random() % (random() % 4 == 0 ? 5000000 : 30000));
+      void* memory = nullptr;
+      TestDevice::ok(allocate(device, bytes, &memory));
+      auto* const begin = static_cast<char*>(memory);
+      expect(reinterpret_cast<uintptr_t>(begin) % 256 == 0, "not aligned");
+      const auto after = held.lower_bound(begin);
+      expect(after == held.end() || begin + bytes <= after->first, "overlaps the piece after it");
+      expect(after == held.begin() || std::prev(after)->first + std::prev(after)->second <= begin,
+             "overlaps the piece before it");
+      held[begin] = bytes;
+    }
+    peak = std::max(peak, device->memory.bytes());
+  }
+  expect(device->memory.peak() >= peak, "the peak is not the largest use");
+  for (const auto& [begin, bytes] : held) release(device, begin);
+  expect(device->memory.bytes() == before, "%lld bytes did not come back",
+         static_cast<long long>(device->memory.bytes() - before));
+  const int64_t idle = device->memory.reserved();
+  void* again = nullptr;
+  TestDevice::ok(allocate(device, 4000000, &again));
+  expect(device->memory.reserved() == idle, "a piece that was free was not used again");
+  release(device, again);
+  device->memory.trim();
+  expect(device->memory.reserved() == reserved, "trim left %lld bytes",
+         static_cast<long long>(device->memory.reserved() - reserved));
+}
+
+DUOKV_CASE(running_out_gives_back_what_is_idle_first) {
+  TestDevice device;
+  ops::DeviceInfo info;
+  TestDevice::ok(cuda::info(device, &info));
+  const int64_t most = info.memory_free / 4 * 3;
+  void *first = nullptr, *second = nullptr;
+  TestDevice::ok(allocate(device, most, &first));
+  expect_status(allocate(device, most, &second), ops::kOutOfMemory, "bytes asked for");
+  release(device, first);
+  // Larger than what is idle, and there is no other memory.
+  TestDevice::ok(allocate(device, most + (int64_t{3} << 20), &second));
+  release(device, second);
+}
+
+DUOKV_CASE(a_planning_device_counts_and_computes_nothing) {
+  TestDevice device;
+  ops::Device* planning = nullptr;
+  TestDevice::ok(open_planning(device, &planning));
+  ops::DeviceInfo info;
+  const auto read_info = [&] { TestDevice::ok(cuda::info(planning, &info)); };
+  read_info();
+  const int64_t before = info.memory_used, scratch = info.memory_scratch;
+  const int64_t bytes = int64_t{1} << 42;
+  void* memory = nullptr;
+  TestDevice::ok(allocate(planning, bytes, &memory));
+  auto* const x = static_cast<float*>(memory);
+  TestDevice::ok(zero(planning, x, bytes));
+  run_silu(planning, x, 1000, x + 1000);
+  float host = 3;
+  TestDevice::ok(upload(planning, x, &host, 4));
+  TestDevice::ok(download(planning, &host, x, 4));
+  expect(host == 3, "a download changed its destination");
+  planning->workspace(5000);
+  read_info();
+  expect(info.memory_used >= before + bytes + 5000 && info.memory_scratch >= scratch + 5000,
+         "used %lld, scratch %lld", static_cast<long long>(info.memory_used),
+         static_cast<long long>(info.memory_scratch));
+  release(planning, memory);
+  read_info();
+  expect(info.memory_peak >= before + bytes && info.memory_used < bytes, "the peak is forgotten");
+  cuda::close(planning);
 }
 
 DUOKV_CASE(memory_is_counted_and_running_out_is_no_end) {

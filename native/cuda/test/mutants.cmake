@@ -69,8 +69,8 @@ duokv_mutant(embedding counts_without_atomics race
              [[atomicAdd(groups.count + tokens[row], 1)]]
              [=[groups.count[tokens[row]] += 1]=])
 duokv_mutant(embedding counters_not_cleared checked
-             [[cudaMemsetAsync(groups.count, 0, (2 * static_cast<size_t>(vocab) + 1) * sizeof(int), stream)]]
-             [[cudaMemsetAsync(groups.count, 0, 2 * static_cast<size_t>(vocab) * sizeof(int), stream)]])
+             [[fill_zero(groups.count, (2 * static_cast<size_t>(vocab) + 1) * sizeof(int), stream)]]
+             [[fill_zero(groups.count, 2 * static_cast<size_t>(vocab) * sizeof(int), stream)]])
 duokv_mutant(embedding places_without_atomics race
              [[atomicAdd(groups.filled + token, 1)]]
              [[groups.filled[token]++]])
