@@ -7,6 +7,7 @@ import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 const root = path.dirname(path.dirname(fileURLToPath(import.meta.url)));
+const emulator = ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_CUDA_EMULATOR_TESTS=ON'];
 const variants = {
   native: { options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_TESTS=ON'] },
   asan: {
@@ -18,10 +19,9 @@ const variants = {
     // Address randomisation of recent kernels can leave no room for ThreadSanitizer's shadow memory.
     wrapper: ['setarch', '-R'],
   },
-  emulator: { options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_CUDA_EMULATOR_TESTS=ON'] },
-  mutants: {
-    options: ['-DCMAKE_BUILD_TYPE=Release', '-DDUOKV_CUDA_EMULATOR_TESTS=ON', '-DDUOKV_CUDA_MUTANTS=ON'],
-  },
+  // Both in one folder: the tests that mutants must fail are compiled once.
+  emulator: { folder: 'emulator', options: [...emulator, '-DDUOKV_CUDA_MUTANTS=OFF'] },
+  mutants: { folder: 'emulator', options: [...emulator, '-DDUOKV_CUDA_MUTANTS=ON'] },
 };
 
 const [name, ...ctestArguments] = process.argv.slice(2);
@@ -29,7 +29,7 @@ if (!Object.hasOwn(variants, name)) {
   console.error(`usage: node scripts/ctest.mjs ${Object.keys(variants).join('|')} [ctest arguments]`);
   process.exit(2);
 }
-const { options, env = {}, wrapper = [] } = variants[name];
+const { options, folder = name, env = {}, wrapper = [] } = variants[name];
 
 function run(command, ...args) {
   const result = spawnSync(command, args, {
@@ -41,8 +41,8 @@ function run(command, ...args) {
   if (result.status !== 0) process.exit(result.status ?? 1);
 }
 
-const folder = path.join('build', `ctest-${name}`);
-run('cmake', '-S', '.', '-B', folder, '-G', 'Ninja', '-DDUOKV_ADDON=OFF', ...options);
-run('cmake', '--build', folder);
-const ctest = ['ctest', '--test-dir', folder, '--output-on-failure', '--no-tests=error', ...ctestArguments];
+const build = path.join('build', `ctest-${folder}`);
+run('cmake', '-S', '.', '-B', build, '-G', 'Ninja', '-DDUOKV_ADDON=OFF', ...options);
+run('cmake', '--build', build);
+const ctest = ['ctest', '--test-dir', build, '--output-on-failure', '--no-tests=error', ...ctestArguments];
 run(...wrapper, ...ctest);

@@ -1,4 +1,5 @@
 // Attention forward, many queries, against FP64.
+#include <algorithm>
 #include <map>
 
 #include "cuda/test/attention_reference.h"
@@ -96,6 +97,14 @@ DUOKV_CASE(odd_shapes) {
     const Problem p = problem_of(kShapes[i], rng);
     for (const ProductMode mode : kModes) compare("shape " + std::to_string(i), p, mode);
   }
+}
+
+// What is seen goes on from one part to the next.
+DUOKV_CASE(one_document_in_three_parts) {
+  Rng rng(300);
+  Problem p = problem_of(kShapes[std::size(kShapes) - 1], rng);
+  std::fill(p.document_start.begin(), p.document_start.end(), 0);
+  for (const ProductMode mode : kModes) compare("one document", p, mode);
 }
 
 // The real window and head size, with documents that end at multiples of tiles and one position to either

@@ -1,8 +1,8 @@
 // Harness of the CUDA tests, which run on the emulator or, compiled by nvcc, on a GPU. A test program
 // declares cases with DUOKV_CASE and ends in DUOKV_MAIN. On the emulator each case runs under several seeds
 // (DUOKV_SIMT_SEEDS of them, 3 by default, from DUOKV_SIMT_FIRST_SEED, 1 by default). Arguments select the
-// cases whose name contains one of them. With --expect-failure the program succeeds if some case fails: that
-// is how mutants are run.
+// cases whose name contains one of them. With --expect-failure the program succeeds at the first failure:
+// that is how mutants are run.
 #pragma once
 
 #include <cmath>
@@ -28,6 +28,7 @@ struct Case {
 inline std::vector<Case> cases;
 inline int failures = 0;
 inline bool quiet = false;  // a mutant is run, and its first failure ends the program
+struct Found {};            // what a failure of a mutant throws
 inline uint64_t current_seed = 0;
 inline int accepted_races = 0;  // reports of ThreadSanitizer that a case wanted
 
@@ -40,10 +41,16 @@ struct Registration {
   static const ::duokv::cuda::test::Registration registered_##name(#name, name); \
   static void name()
 
+#ifdef __CUDACC__
+inline int races() { return 0; }
+#else
+inline int races() { return simt::tsan::reports() - accepted_races; }
+#endif
+
 __attribute__((format(printf, 2, 3))) inline bool expect(bool condition, const char* format, ...) {
+  if (quiet && (!condition || races() > 0)) throw Found{};
   if (condition) return true;
   ++failures;
-  if (quiet) return false;
   std::va_list arguments;
   va_start(arguments, format);
   std::printf("    FAILED (seed %llu) ", static_cast<unsigned long long>(current_seed));
@@ -151,7 +158,6 @@ bool expect_equal(const std::string& what, const std::vector<T>& got, const std:
 
 #ifdef __CUDACC__
 inline void start_seed(uint64_t seed) { current_seed = seed; }
-inline int races() { return 0; }
 template <class F>
 void for_each_architecture(F body) {
   body();
@@ -162,7 +168,6 @@ inline void start_seed(uint64_t seed) {
   simt::reset_device();
   simt::set_seed(seed);
 }
-inline int races() { return simt::tsan::reports(); }
 // Runs `body` on every kind of tensor core there is to run on.
 template <class F>
 void for_each_architecture(F body) {
@@ -173,14 +178,48 @@ void for_each_architecture(F body) {
 }
 #endif
 
-inline int run(int argc, char** argv) {
-  std::vector<const char*> filters;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--expect-failure") == 0) {
-      quiet = true;
-    } else {
-      filters.push_back(argv[i]);
+inline void run_case(const Case& test, uint64_t seed) {
+  start_seed(seed);
+  const int races_before = races();
+  try {
+    test.body();
+  } catch (const std::exception& error) {
+    expect(false, "%s", error.what());
+  }
+  const int found = races() - races_before;
+  expect(found == 0, "%d data races", found);
+}
+
+// One seed after another, since most mutants need one but not the first case.
+inline int expect_failure(const std::vector<Case>& selected, uint64_t first, uint64_t seeds) {
+  quiet = true;
+  for (uint64_t seed = first; seed < first + seeds; ++seed) {
+    for (const Case& test : selected) {
+      try {
+        run_case(test, seed);
+      } catch (const Found&) {
+        std::printf("found by %s under seed %llu\n", test.name, static_cast<unsigned long long>(seed));
+        std::fflush(stdout);
+        std::_Exit(0);  // objects on the device may be in any state
+      }
     }
+  }
+  std::printf("not found by %zu cases under %llu seeds\n", selected.size(),
+              static_cast<unsigned long long>(seeds));
+  return 1;
+}
+
+inline int run(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  bool mutant = false, filtered = false;
+  std::vector<Case> selected;
+  for (const std::string& argument : arguments) {
+    argument == "--expect-failure" ? mutant = true : filtered = true;
+  }
+  for (const Case& test : cases) {
+    bool wanted = !filtered;
+    for (const std::string& argument : arguments) wanted = wanted || std::strstr(test.name, argument.c_str());
+    if (wanted) selected.push_back(test);
   }
   const auto number = [](const char* name, uint64_t otherwise) {
     const char* text = std::getenv(name);
@@ -188,33 +227,17 @@ inline int run(int argc, char** argv) {
   };
   const uint64_t first = number("DUOKV_SIMT_FIRST_SEED", 1),
                  seeds = kEmulated ? number("DUOKV_SIMT_SEEDS", 3) : 1;
+  if (mutant) return expect_failure(selected, first, seeds);
   int passed = 0, failed = 0;
-  for (const Case& test : cases) {
-    bool selected = filters.empty();
-    for (const char* filter : filters) selected = selected || std::strstr(test.name, filter);
-    if (!selected) continue;
+  for (const Case& test : selected) {
     const int before = failures;
-    for (uint64_t seed = first; seed < first + seeds; ++seed) {
-      start_seed(seed);
-      const int races_before = races() - accepted_races;
-      try {
-        test.body();
-      } catch (const std::exception& error) {
-        expect(false, "%s", error.what());
-      }
-      const int found = races() - accepted_races - races_before;
-      expect(found == 0, "%d data races", found);
-      if (quiet && failures > before) {
-        std::printf("found by %s under seed %llu\n", test.name, static_cast<unsigned long long>(seed));
-        return 0;
-      }
-    }
+    for (uint64_t seed = first; seed < first + seeds; ++seed) run_case(test, seed);
     std::printf("%s %s\n", failures == before ? "ok    " : "FAILED", test.name);
     std::fflush(stdout);
     failures == before ? ++passed : ++failed;
   }
   std::printf("%d passed, %d failed, %llu seeds\n", passed, failed, static_cast<unsigned long long>(seeds));
-  return quiet || failed > 0 || passed == 0;
+  return failed > 0 || passed == 0;
 }
 
 }  // namespace duokv::cuda::test
