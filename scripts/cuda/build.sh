@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the CUDA backend, libduokv_cuda.so, with nvcc for sm_80 (and as PTX for later cards) and sm_90a, warnings and
-# register spills as errors, and links the test programs that scripts/cuda/test.sh runs on a GPU.
+# register spills as errors, and links the test programs that scripts/gpu/run.sh runs on a GPU.
 #
 #   scripts/cuda/build.sh [output folder]          default: build/cuda
 #

@@ -193,10 +193,11 @@ stage_kernels() {
   run "$bin/gpu_bench" $(bench_options) "${facts[@]}" --out "$work/record-kernels.json" ceilings linear attention rows
 }
 
-# The sections in separate programs: where one of them does not end, the others still count.
+# The sections in separate programs: where one of them does not end, the others still count. Training first, which takes
+# most of the time.
 stage_bench() {
   local status=0 section
-  for section in decode request prefill train; do
+  for section in train decode request prefill; do
     # shellcheck disable=SC2046
     run "$bin/gpu_bench" $(bench_options) "${facts[@]}" --out "$work/record-$section.json" $section || status=1
   done
