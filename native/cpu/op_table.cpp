@@ -42,6 +42,7 @@ const ops::OpTable& op_table() {
       .swiglu_forward = swiglu_forward,
       .swiglu_backward = swiglu_backward,
       .suffix_rows = suffix_rows,
+      .sample = sample,
       .add = add,
       .sum_squares = sum_squares,
       .adamw = adamw,

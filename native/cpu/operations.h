@@ -32,6 +32,7 @@ Status rms_norm_backward(Device*, const ops::RmsNormBackwardArgs*);
 Status rotary(Device*, const ops::RotaryArgs*);
 Status swiglu_forward(Device*, const ops::SwigluArgs*);
 Status swiglu_backward(Device*, const ops::SwigluBackwardArgs*);
+Status sample(Device*, const ops::SampleArgs*);
 Status suffix_rows(Device*, const ops::SuffixRowsArgs*);
 Status add(Device*, const ops::AddArgs*);
 Status sum_squares(Device*, const ops::SumSquaresArgs*);

@@ -255,6 +255,14 @@ Status add_entry(Device* device, const ops::AddArgs* args) {
   });
 }
 
+Status sample_entry(Device* device, const ops::SampleArgs* args) {
+  return operation(device, args, [&](const ops::SampleArgs& a) {
+    require(a.rows >= 0, "sample: rows is negative");
+    require(a.vocab >= 1 && a.vocab <= ops::kMostSampled, "sample: vocab is not in [1, 2^24]");
+    check(sample(a, device->stream), "sample");
+  });
+}
+
 // ---------------------------------------------------------------- optimiser
 
 Status sum_squares_entry(Device* device, const ops::SumSquaresArgs* args) {
@@ -314,6 +322,7 @@ constexpr ops::OpTable kTable = {
     .swiglu_forward = swiglu_forward_entry,
     .swiglu_backward = swiglu_backward_entry,
     .suffix_rows = suffix_rows_entry,
+    .sample = sample_entry,
     .add = add_entry,
     .sum_squares = sum_squares_entry,
     .adamw = adamw_entry,

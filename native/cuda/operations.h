@@ -37,6 +37,8 @@ cudaError_t fuse_forward(const ops::FuseArgs& args, cudaStream_t stream);
 size_t fuse_backward_workspace(const ops::FuseBackwardArgs& args);
 cudaError_t fuse_backward(const ops::FuseBackwardArgs& args, void* workspace, cudaStream_t stream);
 
+cudaError_t sample(const ops::SampleArgs& args, cudaStream_t stream);
+
 cudaError_t suffix_rows(const ops::SuffixRowsArgs& args, cudaStream_t stream);
 cudaError_t add(const ops::AddArgs& args, cudaStream_t stream);
 

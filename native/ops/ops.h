@@ -22,7 +22,7 @@
 
 namespace duokv::ops {
 
-inline constexpr uint32_t kAbiVersion = 4;
+inline constexpr uint32_t kAbiVersion = 5;
 
 enum Status : int32_t {
   kOk = 0,
@@ -330,6 +330,29 @@ struct AddArgs {
   float* y;
 };
 
+// ---------------------------------------------------------------- sampling
+
+// How a row's token is drawn. Among equal logits lower ids come first.
+struct SampleRow {
+  float temperature;  // logits are divided by it; 0: the largest logit
+  int32_t top_k;      // keeps this many of the largest logits, at least 1; at least V: all
+  double top_p;       // in (0, 1]: of those, the fewest of the likeliest that hold this share of their mass
+  double draw;        // uniform in [0, 1): which of the kept, in order of their ids
+};
+
+inline constexpr int64_t kMostSampled = int64_t{1} << 24;  // V, at most
+
+// Draws a token from each row of logits. A row that has none to draw from, since its logit i is NaN or, being
+// the largest, infinite, gives -1 - i and NaN. Backends whose processor fuses multiply-adds give the same
+// tokens, because all masses are sums of integers (ops/sampling.h).
+struct SampleArgs {
+  const float* logits;       // [rows, V]
+  int64_t rows, vocab;       // V: at most kMostSampled
+  const SampleRow* options;  // [rows]
+  int32_t* tokens;           // [rows]
+  float* logprobs;           // [rows] log softmax(logits)[token], before temperature and truncation
+};
+
 // ---------------------------------------------------------------- optimiser
 
 // *result (host) = Σ x², accumulated in FP64 in an order that depends on n only.
@@ -402,6 +425,7 @@ struct OpTable {
   Status (*swiglu_forward)(Device*, const SwigluArgs*);
   Status (*swiglu_backward)(Device*, const SwigluBackwardArgs*);
   Status (*suffix_rows)(Device*, const SuffixRowsArgs*);
+  Status (*sample)(Device*, const SampleArgs*);
   Status (*add)(Device*, const AddArgs*);
   Status (*sum_squares)(Device*, const SumSquaresArgs*);
   Status (*adamw)(Device*, const AdamWArgs*);

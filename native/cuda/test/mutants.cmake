@@ -221,6 +221,32 @@ duokv_mutant(attention_backward short_workspace checked
              [[(a.bank_count * a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]]
              [[(a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]])
 
+duokv_mutant(sample lost_token checked [[threadIdx.x + 1) * run, vocab)]] [[threadIdx.x + 1) * run, vocab - 1)]])
+duokv_mutant(sample token_bound checked [[threadIdx.x + 1) * run, vocab)]] [[threadIdx.x + 1) * run, vocab + 1)]])
+duokv_mutant(sample highest_id_of_equals checked [[Mass{order_of(logit)} << 32 | (0xffffffffu -]]
+             [[Mass{order_of(logit)} << 32 | (0u +]])
+duokv_mutant(sample last_not_a_number checked [=[[](Mass a, Mass b) { return min(a, b); }]=]
+             [=[[](Mass a, Mass b) { return max(a, b); }]=])
+duokv_mutant(sample infinite_peak checked [[ && fabsf(peak) < INFINITY;]] [[;]])
+duokv_mutant(sample lost_warp checked [[for (int i = 1; i < kWarps; ++i) value]] [[for (int i = 2; i < kWarps; ++i) value]])
+duokv_mutant(sample shifted_scan checked [[if (lane >= offset) sum += before;]] [[if (lane > offset) sum += before;]])
+foreach(variant checked race)
+  duokv_mutant(sample scan_barrier ${variant} [[  __syncthreads();
+  for (int i = 0; i < warp; ++i)]] [[  for (int i = 0; i < warp; ++i)]])
+  duokv_mutant(sample choice_barrier ${variant} [[    __syncthreads();
+    drawn = chosen[0];]] [[    drawn = chosen[0];]])
+endforeach()
+duokv_mutant(sample coarse_threshold checked [[shift >= 0; shift -= 2]] [[shift >= 2; shift -= 2]])
+duokv_mutant(sample every_equal_kept checked [[seen++ < kept.equals]] [[seen++ < vocab]])
+duokv_mutant(sample equals_of_this_thread_only checked [[Mass seen = equals_before;]] [[Mass seen = 0;]])
+duokv_mutant(sample one_equal_too_few checked [[(target - above + each - 1) / each]] [[(target - above) / each]])
+duokv_mutant(sample no_top_k checked [[if (options.top_k < vocab) kept]] [[if (options.top_k < 0) kept]])
+duokv_mutant(sample top_p_of_all checked [[target_of(options.top_p, total)]]
+             [[target_of(options.top_p, row.sum(weight))]])
+duokv_mutant(sample no_temperature checked [[weight_of(logit, peak, inverse, bits)]] [[weight_of(logit, peak, 1, bits)]])
+duokv_mutant(sample tempered_probability checked [[weight_of(logit, peak, 1, bits); });]]
+             [[weight_of(logit, peak, options.temperature, bits); });]])
+
 duokv_mutant(skinny_product barrier checked [[  __syncthreads();
 ]] "")
 duokv_mutant(skinny_product depth_bound checked [[if (at >= depth) continue;]] [[if (at > depth) continue;]])

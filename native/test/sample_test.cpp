@@ -1,0 +1,119 @@
+#include "test/harness.h"
+#include "test/sample_reference.h"
+#include "test/threads.h"
+
+namespace duokv::test {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+Sampled sample(const SampleProblem& p, ops::Device* on = device()) {
+  const Array<float> logits(on, p.logits), logprobs(on, p.rows());
+  const Array<ops::SampleRow> options(on, p.options);
+  const Array<int32_t> tokens(on, p.rows());
+  const ops::SampleArgs args = {logits.data(),  p.rows(),      p.vocab,
+                                options.data(), tokens.data(), logprobs.data()};
+  check(table().sample(on, &args));
+  return {tokens.get(), logprobs.get()};
+}
+
+void expect_right(const SampleProblem& p) {
+  const Sampled got = sample(p);
+  for (int64_t row = 0; row < p.rows(); ++row) {
+    const std::string wrong = wrong_sample(p, row, got);
+    expect(wrong.empty(), "%s", wrong.c_str());
+  }
+}
+
+DUOKV_TEST(draws_what_fp64_draws) {
+  uint64_t seed = 1;
+  for (const int64_t vocab : {1, 2, 3, 17, 97, 512, 1031}) {
+    for (int64_t rows = 1; rows <= 9; ++rows) {
+      for (const float spread : {0.0f, 3.0f, 40.0f})
+        expect_right(random_sample_problem(++seed, rows, vocab, spread));
+    }
+  }
+  expect_right(random_sample_problem(3, 9, 32768, 12));
+}
+
+// As many as the masses say, over many draws.
+DUOKV_TEST(draws_in_proportion) {
+  constexpr int64_t kDraws = 1000;
+  const std::vector<double> probabilities = {0.5, 0.25, 0.15, 0.1};
+  SampleProblem p = {4, {}, {}};
+  for (int64_t i = 0; i < kDraws; ++i) {
+    for (const double x : probabilities) p.logits.push_back(static_cast<float>(std::log(x)));
+    p.options.push_back({1, 4, 1, (static_cast<double>(i) + 0.5) / kDraws});
+  }
+  const Sampled got = sample(p);
+  for (int32_t token = 0; token < 4; ++token) {
+    const auto count = std::count(got.tokens.begin(), got.tokens.end(), token);
+    expect(std::abs(count - kDraws * probabilities[static_cast<size_t>(token)]) <= 1, "token %d: %td of %ld",
+           token, count, static_cast<long>(kDraws));
+  }
+}
+
+// Of equal logits the first are kept, and the first is the likeliest.
+DUOKV_TEST(ties_go_to_the_lowest_id) {
+  SampleProblem p = {5, {}, {}};
+  for (const ops::SampleRow& options : {ops::SampleRow{0, 5, 1, 0.9},
+                                        {1, 1, 1, 0.9999},
+                                        {1, 2, 1, 0.9999},
+                                        {1, 5, 0.3, 0.9999},
+                                        {1, 5, 1, 0.9999}}) {
+    p.logits.insert(p.logits.end(), {-1, 2, 0.0f, 2, 2});
+    p.options.push_back(options);
+  }
+  expect_bitwise("tokens", sample(p).tokens, std::vector<int32_t>{1, 1, 3, 1, 4});
+}
+
+DUOKV_TEST(extreme_options) {
+  SampleProblem p = {3, {}, {}};
+  const auto add = [&](std::vector<float> logits, ops::SampleRow options) {
+    p.logits.insert(p.logits.end(), logits.begin(), logits.end());
+    p.options.push_back(options);
+  };
+  add({1, 3, 2}, {1e-38f, 3, 1, 0.99});                 // the likeliest, whatever the draw
+  add({1, 3, 3}, {1e-45f, 3, 1, 0.99});                 // both of the likeliest
+  add({-kInfinity, 0, -kInfinity}, {1, 3, 1, 0.99});    // masses of 0
+  add({-kInfinity, 0, -kInfinity}, {1, 2, 0.9999, 0});  // kept for their rank alone
+  add({3e38f, -3e38f, 0}, {2, 3, 1, 0.99});             // differences that overflow
+  add({0, -0.0f, 0}, {1, 2, 1, 0.99});                  // zeros of both signs are equal
+  add({1, 2, 3}, {1e38f, 3, 1, 0.99});                  // all alike
+  add({5, 5, 5}, {1, 3, 1e-300, 0.99});                 // at least one is kept
+  expect_bitwise("tokens", sample(p).tokens, std::vector<int32_t>{1, 2, 1, 1, 0, 1, 2, 0});
+}
+
+DUOKV_TEST(rows_that_cannot_be_drawn_from_say_why) {
+  const SampleProblem p = {3,
+                           {0, kNaN, kInfinity, -kInfinity, -kInfinity, -kInfinity, 0, 1, kInfinity, 1, 2, 3},
+                           {{1, 3, 1, 0}, {1, 3, 1, 0}, {0, 3, 1, 0}, {0, 3, 1, 0}}};
+  const Sampled got = sample(p);
+  expect_bitwise("tokens", got.tokens, std::vector<int32_t>{-2, -1, -3, 2});
+  for (size_t row = 0; row < 4; ++row)
+    expect(std::isnan(got.logprobs[row]) == (row < 3), "row %zu: %g", row,
+           static_cast<double>(got.logprobs[row]));
+}
+
+DUOKV_TEST(both_backends_draw_the_same) {
+  for (uint64_t s = 0; s < 5; ++s) {
+    const int64_t sum = sample_checksum(sample(random_sample_problem(s, 9, 32768, 12)).tokens);
+    expect(sum == kSampleChecksums[s], "the checksum is %ld", static_cast<long>(sum));
+  }
+}
+
+DUOKV_TEST(arguments_are_checked) {
+  ops::SampleArgs args = {};
+  args.rows = 1;
+  expect_status(table().sample(device(), &args), ops::kInvalid, "no vocabulary");
+  args.vocab = ops::kMostSampled + 1;
+  expect_status(table().sample(device(), &args), ops::kInvalid, "too large a vocabulary");
+  args.vocab = 1, args.rows = -1;
+  expect_status(table().sample(device(), &args), ops::kInvalid, "rows");
+}
+
+}  // namespace
+}  // namespace duokv::test
+
+int main(int argc, char** argv) { return duokv::test::run(argc, argv); }
