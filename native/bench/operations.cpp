@@ -1,5 +1,6 @@
 #include "bench/operations.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "test/harness.h"
@@ -18,14 +19,17 @@ constexpr int64_t kWindow = 128;
 
 const char* name_of(Mode mode) { return mode == Mode::BF16 ? "bf16" : "fp32"; }
 
-// Values in [-1, 1), made fast enough for an emulated processor.
+// Values in [-1, 1) that repeat after a while, made fast enough for an emulated processor.
 std::vector<float> values(int64_t count) {
   std::vector<float> x(static_cast<size_t>(count));
+  const size_t period = std::min<size_t>(x.size(), 4099);
   uint32_t state = 1;
-  for (float& value : x) {
+  for (size_t i = 0; i < period; ++i) {
     state = state * 1664525u + 1013904223u;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+    x[i] = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
   }
+  for (size_t i = period; i < x.size(); i += period)
+    std::copy_n(x.begin(), std::min(period, x.size() - i), x.begin() + static_cast<int64_t>(i));
   return x;
 }
 
