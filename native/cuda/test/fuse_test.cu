@@ -44,6 +44,34 @@ DUOKV_CASE(equal_branches_stay_as_they_are) {
   expect_equal("out", out.get(), x);
 }
 
+DUOKV_CASE(what_is_not_finite_stays_so) {
+  constexpr int kRows = 3, kHeads = 2, kDim = 16;
+  constexpr size_t kCount = kRows * kHeads * kDim, kBad = 37;  // of head 0
+  for (const float bad : {NAN, INFINITY}) {
+    for (const bool of_dout : {false, true}) {
+      std::vector<float> local = normals(kCount, 1), dout = normals(kCount, 2);
+      (of_dout ? dout : local)[kBad] = bad;
+      Array<float> g(normals(kCount, 3)), l(local), d(dout), b(normals(kHeads, 4)), out(kCount), dg(kCount),
+          dl(kCount), db(std::vector<float>(kHeads, 0.0f));
+      const ops::FuseArgs forward{g.data(), l.data(), b.data(), kRows, kHeads, kDim, out.data()};
+      check(fuse_forward(forward, stream()));
+      const ops::FuseBackwardArgs backward{forward, d.data(), dg.data(), dl.data(), db.data()};
+      Array<char> workspace(fuse_backward_workspace(backward));
+      check(fuse_backward(backward, workspace.data(), stream()));
+      const std::vector<float> got_out = out.get(), got_dl = dl.get(), got_db = db.get();
+      for (size_t i = 0; i < kCount; ++i) {
+        expect(std::isfinite(got_out[i]) == (of_dout || i != kBad), "out[%zu] is %g", i,
+               static_cast<double>(got_out[i]));
+        expect(std::isfinite(got_dl[i]) == (!of_dout || i != kBad), "dlocal[%zu] is %g", i,
+               static_cast<double>(got_dl[i]));
+      }
+      const size_t head = kBad / kDim % kHeads;
+      expect(!std::isfinite(got_db[head]) && std::isfinite(got_db[1 - head]), "dlogit is %g and %g",
+             static_cast<double>(got_db[0]), static_cast<double>(got_db[1]));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 

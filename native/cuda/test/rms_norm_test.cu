@@ -135,6 +135,45 @@ DUOKV_CASE(gradient_is_reproducible_and_ignores_other_rows) {
   expect_equal("a row alone", one_y.get(), slice(dev_y.get()));
 }
 
+DUOKV_CASE(what_is_not_finite_stays_so_in_its_row) {
+  constexpr int64_t kRows = 5, kWidth = 97, kBad = 2 * kWidth + 31;
+  const std::vector<float> clean = normals(kRows * kWidth, 1), w = normals(kWidth, 2);
+  struct Result {
+    std::vector<float> y, dx, dw;
+  };
+  const auto run = [&](const std::vector<float>& x, const std::vector<float>& dy) {
+    Array<float> dev_x(x), dev_w(w), dev_dy(dy), y(x.size()), rstd(kRows), dx(x.size()),
+        dw(std::vector<float>(kWidth, 0.0f));
+    check(
+        rms_norm_forward({dev_x.data(), dev_w.data(), kRows, kWidth, kEps, y.data(), rstd.data()}, stream()));
+    Array<char> workspace(rms_norm_backward_workspace(kRows, kWidth));
+    check(rms_norm_backward(
+        {dev_x.data(), dev_w.data(), rstd.data(), dev_dy.data(), kRows, kWidth, dx.data(), false, dw.data()},
+        workspace.data(), stream()));
+    return Result{y.get(), dx.get(), dw.get()};
+  };
+  const Result expected = run(clean, clean);
+  const auto other_rows = [&](const char* what, const std::vector<float>& got,
+                              const std::vector<float>& all) {
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (static_cast<int64_t>(i) / kWidth != kBad / kWidth)
+        expect(got[i] == all[i], "%s: element %zu is %g", what, i, static_cast<double>(got[i]));
+    }
+  };
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    std::vector<float> poisoned = clean;
+    poisoned[kBad] = bad;
+    const Result x = run(poisoned, clean), dy = run(clean, poisoned);
+    other_rows("y", x.y, expected.y);
+    other_rows("dx of x", x.dx, expected.dx);
+    other_rows("dx of dy", dy.dx, expected.dx);
+    expect(!std::isfinite(x.y[kBad]) && !std::isfinite(x.dx[kBad]) && !std::isfinite(x.dw[kBad % kWidth]),
+           "an x of %g is lost", static_cast<double>(bad));
+    expect(!std::isfinite(dy.dx[kBad]) && !std::isfinite(dy.dw[kBad % kWidth]), "a dy of %g is lost",
+           static_cast<double>(bad));
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 

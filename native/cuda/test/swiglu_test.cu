@@ -113,6 +113,28 @@ DUOKV_CASE(saturates_without_overflow) {
     expect(std::isfinite(g) && std::abs(g) <= 1.1f, "gradient %g of a saturated gate", g);
 }
 
+DUOKV_CASE(what_is_not_finite_stays_so) {
+  constexpr size_t kCount = 9, kBad = 5;
+  for (const float bad : {NAN, INFINITY}) {
+    for (const bool of_gate : {false, true}) {
+      std::vector<float> gate = normals(kCount, 1), up = normals(kCount, 2);
+      (of_gate ? gate : up)[kBad] = bad;
+      Array<float> dev_gate(gate), dev_up(up), dh(normals(kCount, 3)), h(kCount), dgate(kCount), dup(kCount);
+      check(swiglu_forward({dev_gate.data(), dev_up.data(), kCount, h.data()}, stream()));
+      check(swiglu_backward({dev_gate.data(), dev_up.data(), dh.data(), kCount, dgate.data(), dup.data()},
+                            stream()));
+      const std::vector<float> got_h = h.get(), got_dgate = dgate.get(), got_dup = dup.get();
+      for (size_t i = 0; i < kCount; ++i) {
+        expect(std::isfinite(got_h[i]) == (i != kBad), "h[%zu] is %g", i, static_cast<double>(got_h[i]));
+        if (i != kBad)
+          expect(std::isfinite(got_dgate[i]) && std::isfinite(got_dup[i]), "gradients at %zu", i);
+      }
+      expect(!std::isfinite((of_gate ? got_dup : got_dgate)[kBad]), "a gradient beside %g is finite",
+             static_cast<double>(bad));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 
