@@ -12,7 +12,11 @@ interface StageRecord {
 
 function read(stage: string): StageRecord | undefined {
   const file = new URL(`${stage}.json`, records);
-  return existsSync(file) ? (JSON.parse(readFileSync(file, 'utf8')) as StageRecord) : undefined;
+  if (!existsSync(file)) return undefined;
+  const record = JSON.parse(readFileSync(file, 'utf8')) as StageRecord;
+  if (record.facts['dryRun'] !== undefined)
+    throw new Error(`bench/records/gpu/${stage}.json comes from a dry run, which measures nothing`);
+  return record;
 }
 
 const rowsOf = (record: StageRecord | undefined, run: string, section = run) =>
@@ -221,6 +225,21 @@ function targets(bench: StageRecord | undefined): string[] {
     : ['### Targets at batch 1', '', ...table(['what', 'target', 'measured', 'of the target'], body)];
 }
 
+const stages = ['build', 'ops', 'golden', 'sanitize', 'kernels', 'bench', 'peer'];
+
+/** The commit of every record, with the stages it made where there are several. */
+function commits(): string {
+  const made = new Map<string, string[]>();
+  for (const stage of stages) {
+    const record = read(stage);
+    if (record === undefined) continue;
+    const commit = String(record.facts['commit']).replace(/^(\w{12})\w+/, '$1');
+    made.set(commit, [...(made.get(commit) ?? []), stage]);
+  }
+  if (made.size === 1) return `commit \`${[...made.keys()][0]}\``;
+  return [...made].map(([commit, names]) => `commit \`${commit}\` (${names.join(', ')})`).join(', ');
+}
+
 /** Lines of the page; none without records. */
 export function gpuSections(): string[] {
   const bench = read('bench');
@@ -231,7 +250,7 @@ export function gpuSections(): string[] {
   return [
     `## ${facts['card']}`,
     '',
-    `Records in [\`bench/records/gpu/\`](../bench/records/gpu): driver ${facts['driver']}, commit \`${String(facts['commit']).slice(0, 12)}\`. ` +
+    `Records in [\`bench/records/gpu/\`](../bench/records/gpu): driver ${facts['driver']}, ${commits()}. ` +
       (facts['note'] === undefined
         ? 'Made by [`scripts/gpu/run.sh`](gpu.md), which says how times are taken.'
         : '[`gpu.md`](gpu.md) says how times are taken.'),

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// Packs the built addon, with every library it needs beside it, into prebuilds/<platform>-<arch>/.
+// Packs the built addon, with every library it needs beside it, into prebuilds/<platform>-<arch>/; the CUDA backend too,
+// where scripts/cuda/build.sh has built it.
 //
 // prebuildify names, strips and places what a `node-gyp rebuild` leaves in build/Release. Here it works in a
 // staging folder, and this file stands in for node-gyp: it lets CMake install the checkout's own build there, with
@@ -14,6 +15,7 @@ const self = fileURLToPath(import.meta.url);
 const root = path.dirname(path.dirname(self));
 const staging = path.join(root, 'build', 'prebuild');
 const staged = path.join(staging, 'build', 'Release');
+const cudaLibrary = 'libduokv_cuda.so';
 
 function fail(message) {
   console.error(`prebuilds: ${message}`);
@@ -31,6 +33,31 @@ function run(command, args, env = {}) {
   }
 }
 
+const newest = (folder) =>
+  Math.max(
+    ...fs
+      .readdirSync(folder, { recursive: true, withFileTypes: true })
+      .filter((entry) => entry.isFile() && !/\b(test|emulator)\b/.test(entry.parentPath))
+      .map((entry) => fs.statSync(path.join(entry.parentPath, entry.name)).mtimeMs),
+  );
+
+/** Places the CUDA backend beside the addon, stripped, unless there is none that the sources of today made. */
+function addCudaLibrary() {
+  const built = path.join(root, 'build', 'Release', cudaLibrary);
+  if (!fs.existsSync(built)) {
+    console.log(`prebuilds: without the CUDA backend: there is no ${built} (scripts/cuda/build.sh makes it)`);
+    return;
+  }
+  const sources = ['cuda', 'ops', 'dist'].map((name) => newest(path.join(root, 'native', name)));
+  if (fs.statSync(built).mtimeMs < Math.max(...sources)) {
+    console.log(
+      `prebuilds: without the CUDA backend: ${built} is older than its sources (scripts/cuda/build.sh)`,
+    );
+    return;
+  }
+  run('strip', ['--strip-unneeded', '-o', path.join(staged, cudaLibrary), built]);
+}
+
 /** The Debian package that a library beside the addon was copied from. */
 function packageOf(library) {
   const ldd = spawnSync('ldconfig', ['-p'], { encoding: 'utf8' }).stdout ?? '';
@@ -44,9 +71,12 @@ function packageOf(library) {
   return fail(`no Debian package owns ${real}, so its licence cannot be found`);
 }
 
-/** Every library that travels in the package travels with its licence. */
+/** Every library of others that travels in the package travels with its licence. */
 function addLicences(folder) {
-  for (const library of fs.readdirSync(folder).filter((name) => /\.so(\.\d+)?$/.test(name))) {
+  const libraries = fs
+    .readdirSync(folder)
+    .filter((name) => /\.so(\.\d+)?$/.test(name) && name !== cudaLibrary);
+  for (const library of libraries) {
     const licence = path.join('/usr/share/doc', packageOf(library), 'copyright');
     if (!fs.existsSync(licence))
       fail(`${licence} is missing: the package may not carry ${library} without it`);
@@ -57,6 +87,7 @@ function addLicences(folder) {
 if (process.argv[2] === 'rebuild') {
   // Called by prebuildify in node-gyp's place.
   run('cmake', ['--install', path.join('build', 'cmake'), '--prefix', staged]);
+  addCudaLibrary();
 } else {
   fs.rmSync(path.join(root, 'prebuilds'), { recursive: true, force: true });
   fs.rmSync(staging, { recursive: true, force: true });

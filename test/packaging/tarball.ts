@@ -8,6 +8,7 @@ import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
   copyFileSync,
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readFileSync,
@@ -60,6 +61,21 @@ describe('the packed tarball', () => {
     assert.equal(report.ok, true);
   });
 
+  it('says why it does not use a GPU that is not there', () => {
+    const environment = { ...process.env, CUDA_VISIBLE_DEVICES: '' };
+    const report = JSON.parse(
+      execFileSync(join(app, 'node_modules/.bin/duokv'), ['doctor', '--json'], {
+        cwd: app,
+        env: environment,
+        encoding: 'utf8',
+      }),
+    );
+    assert.equal(report.device.backend, 'cpu');
+    const { why } = report.device.fallbacks.find(({ backend }: { backend: string }) => backend === 'cuda');
+    const carried = existsSync(join(app, addon, `${process.platform}-${process.arch}`, 'libduokv_cuda.so'));
+    assert.match(why, carried ? /driver|device|GPU/ : /has no CUDA library/);
+  });
+
   it('loads oneDNN and Highway, and what they need, from beside the addon', () => {
     const script = `
       await import('duokv').then(({ openDevice }) => openDevice({ backend: 'cpu' })).then((device) => device.close());
@@ -72,11 +88,11 @@ describe('the packed tarball', () => {
     for (const file of carried) assert.ok(file.startsWith(join(app, addon)), file);
   });
 
-  it('carries a licence for every library it carries', () => {
+  it('carries a licence for every library of others', () => {
     const folder = join(app, addon, `${process.platform}-${process.arch}`);
     const libraries = run(folder, 'ls')
       .split('\n')
-      .filter((name) => /\.so(\.\d+)?$/.test(name));
+      .filter((name) => /\.so(\.\d+)?$/.test(name) && name !== 'libduokv_cuda.so');
     assert.ok(libraries.length > 0);
     for (const library of libraries)
       assert.ok(readFileSync(join(folder, `${library}.LICENSE`), 'utf8').length > 100);
