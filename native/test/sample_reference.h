@@ -101,12 +101,12 @@ inline std::string wrong_sample(const SampleProblem& p, int64_t row, const Sampl
   return fail("it is not the one that was drawn");
 }
 
-// The tokens that both backends draw from random_sample_problem(seed, 9, 32768, 12), seed 0 … 4.
+// The tokens that both backends draw from random_sample_problem(seed, 2, 32768, 12), seed 0 … 4.
 inline int64_t sample_checksum(const std::vector<int32_t>& tokens) {
   int64_t sum = 0;
   for (size_t i = 0; i < tokens.size(); ++i) sum += (1 + static_cast<int64_t>(i)) * tokens[i];
   return sum;
 }
-inline constexpr int64_t kSampleChecksums[] = {906045, 752013, 932413, 876600, 772380};
+inline constexpr int64_t kSampleChecksums[] = {41326, 67086, 64899, 62955, 27180};
 
 }  // namespace duokv::test

@@ -222,7 +222,9 @@ duokv_mutant(attention_backward short_workspace checked
              [[(a.batch * a.query_heads * a.queries) * sizeof(QueryTerms)]])
 
 duokv_mutant(sample lost_token checked [[threadIdx.x + 1) * run, vocab)]] [[threadIdx.x + 1) * run, vocab - 1)]])
-duokv_mutant(sample token_bound checked [[threadIdx.x + 1) * run, vocab)]] [[threadIdx.x + 1) * run, vocab + 1)]])
+duokv_mutant(sample token_bound checked
+             [=[for (int i = begin; i < end; ++i) mine += measure(logits[i]);]=]
+             [=[for (int i = begin; i <= end; ++i) mine += measure(logits[i]);]=])
 duokv_mutant(sample highest_id_of_equals checked [[Mass{order_of(logit)} << 32 | (0xffffffffu -]]
              [[Mass{order_of(logit)} << 32 | (0u +]])
 duokv_mutant(sample last_not_a_number checked [=[[](Mass a, Mass b) { return min(a, b); }]=]
@@ -236,7 +238,7 @@ foreach(variant checked race)
   duokv_mutant(sample choice_barrier ${variant} [[    __syncthreads();
     drawn = chosen[0];]] [[    drawn = chosen[0];]])
 endforeach()
-duokv_mutant(sample coarse_threshold checked [[shift >= 0; shift -= 2]] [[shift >= 2; shift -= 2]])
+duokv_mutant(sample coarse_threshold checked [[shift >= 0; shift -= 2]] [[shift >= 24; shift -= 2]])
 duokv_mutant(sample every_equal_kept checked [[seen++ < kept.equals]] [[seen++ < vocab]])
 duokv_mutant(sample equals_of_this_thread_only checked [[Mass seen = equals_before;]] [[Mass seen = 0;]])
 duokv_mutant(sample one_equal_too_few checked [[(target - above + each - 1) / each]] [[(target - above) / each]])
