@@ -71,6 +71,10 @@ export function checkDirectory(value: unknown): asserts value is string {
   if (typeof value !== 'string' || value === '') throw bad(`directory is ${show(value)}; it must be a path`);
 }
 
+export function checkBoolean(value: unknown, name: string): asserts value is boolean {
+  if (typeof value !== 'boolean') throw bad(`${name} is ${show(value)}; it must be true or false`);
+}
+
 export function checkPrecision(value: unknown): asserts value is PrecisionName {
   if (!PRECISIONS.includes(value as PrecisionName)) {
     throw bad(`precision is ${show(value)}; it must be one of ${PRECISIONS.join(', ')}`);

@@ -10,7 +10,7 @@
  * | `ERR_DOCUMENT_IDS` | a document id that recurs in its row after another document began |
  * | `ERR_NO_TARGETS` | a training or scoring batch without a single valid target |
  * | `ERR_TENSOR_NAME` | a name that no parameter of the model, or no tensor of the cache, has |
- * | `ERR_NOT_FINITE` | an update whose loss or gradient is infinite or not a number; the update did not happen |
+ * | `ERR_NOT_FINITE` | an update whose loss or gradient, or logits to draw a token from, that are infinite or not numbers; nothing has changed |
  * | `ERR_CAPACITY` | more positions than the session was opened for |
  * | `ERR_DATA` | text that cannot be read or is too little: no documents, an invalid JSON line, invalid UTF-8; a damaged file of a training run |
  * | `ERR_CHECKPOINT` | a checkpoint that is malformed, incomplete or of another model, or that the file system does not let be written |

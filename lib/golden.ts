@@ -204,6 +204,14 @@ class Comparison {
     this.elements(quantity, GOLDEN_TOLERANCES.values, name, actual, expected, limit);
   }
 
+  /** The same bits. `actual` may be missing. */
+  bits(quantity: string, name: string, actual: Float32Array | undefined, expected: Float32Array): void {
+    const different = expected.findIndex((value, i) => !Object.is(actual?.[i], value));
+    const at = Math.max(different, 0);
+    const values = `${name}[${at}] is ${actual?.[at]}, expected ${expected[at]}`;
+    this.add(quantity, GOLDEN_TOLERANCES.counts, different < 0 ? 0 : MISMATCH, values);
+  }
+
   results(): QuantityResult[] {
     return [...this.#results].map(([quantity, result]) => ({
       quantity,
@@ -332,12 +340,18 @@ function checkGradient(
   );
 }
 
-/** Gradients, and the parameters after one update. Leaves the model updated. */
+/** Gradients, again with activations recomputed, and the parameters after one update. Leaves the model updated. */
 async function checkUpdate(golden: GoldenCase, model: Model, comparison: Comparison): Promise<void> {
   const batch = batchOf(golden);
-  using trainer = model.trainer({ optimizer: RECIPE, clipNorm: CLIP_NORM, microbatch: batch.rows });
+  const options = { optimizer: RECIPE, clipNorm: CLIP_NORM, microbatch: batch.rows };
+  using trainer = model.trainer(options);
   const { gradients, ...result } = await trainer.gradients(batch);
   checkLoss(golden, golden.facts, result, comparison);
+  using recomputing = model.trainer({ ...options, recompute: true });
+  const recomputed = (await recomputing.gradients(batch)).gradients;
+  for (const [name, gradient] of gradients) {
+    comparison.bits('recomputed gradients', name, recomputed.get(name), gradient);
+  }
   for (const { name } of model.plan.parameters) {
     const gradient = gradients.get(name) ?? new Float32Array();
     checkGradient(name, gradient, expectedValues(golden, `grad.${name}`), comparison);
@@ -467,8 +481,13 @@ async function checkSessions(golden: GoldenCase, model: Model, comparison: Compa
   await checkCache(golden, session, 'approximate cache', 'approximate.cache.', comparison, 'local.');
 }
 
-/** Three updates of two micro-batches each, with clipping, schedule and moments. */
-async function checkThreeUpdates(golden: GoldenCase, model: Model, comparison: Comparison): Promise<void> {
+/** Three updates of two micro-batches each, with clipping, schedule and moments. Leaves the model updated. */
+async function checkThreeUpdates(
+  golden: GoldenCase,
+  model: Model,
+  recompute: boolean,
+  comparison: Comparison,
+): Promise<void> {
   const updates = Object.values(section(golden, 'updates')) as Record<string, unknown>[];
   const facts = section(golden, 'schedule');
   const [peak, warmup, total, finalFraction] = ['peak', 'warmup', 'total', 'final_fraction'].map((key) =>
@@ -479,6 +498,7 @@ async function checkThreeUpdates(golden: GoldenCase, model: Model, comparison: C
     schedule: { warmup, total, finalFraction },
     clipNorm: CLIP_NORM,
     microbatch: golden.shape.at(-2)!,
+    recompute,
   });
   let farthest = 0;
   for (const [index, expected] of updates.entries()) {
@@ -509,10 +529,15 @@ async function checkThreeUpdates(golden: GoldenCase, model: Model, comparison: C
   }
 }
 
+async function writeWeights({ weights }: GoldenCase, model: Model): Promise<void> {
+  for (const [name, values] of weights) await model.writeTensor(name, values);
+}
+
 /**
  * Runs a golden case in `fp32` and compares everything that it has: logits, cross-entropies, gradients, an update, prefill by
- * every route, decoding, caches, counts and bytes; of a training case three updates. `createModel` makes a model of a config
- * on the device to qualify; the model is disposed at the end.
+ * every route, decoding, caches, counts and bytes; of a training case three updates. Gradients and updates are computed again
+ * with activations recomputed, which must give the same bits. `createModel` makes a model of a config on the device to
+ * qualify; it is disposed at the end.
  * Errors: those of the engine, and `ERR_CHECKPOINT` where the case lacks something.
  *
  * @example
@@ -526,16 +551,25 @@ export async function qualifyGoldenCase(
   const started = performance.now();
   const comparison = new Comparison();
   // What the file says is checked by the engine like any other config.
-  using model = await createModel(golden.config as unknown as ModelConfig);
+  const config = golden.config as unknown as ModelConfig;
+  using model = await createModel(config);
   const names = model.plan.parameters.map(({ name }) => name);
   comparison.count(
     'parameter names',
     names.toSorted().join(' '),
     [...golden.weights.keys()].toSorted().join(' '),
   );
-  for (const [name, values] of golden.weights) await model.writeTensor(name, values);
-  if (golden.facts['updates'] !== undefined) await checkThreeUpdates(golden, model, comparison);
-  else {
+  await writeWeights(golden, model);
+  if (golden.facts['updates'] !== undefined) {
+    await checkThreeUpdates(golden, model, false, comparison);
+    using recomputed = await createModel(config);
+    await writeWeights(golden, recomputed);
+    await checkThreeUpdates(golden, recomputed, true, comparison);
+    for (const name of names) {
+      const [actual, expected] = [await recomputed.readTensor(name), await model.readTensor(name)];
+      comparison.bits('recomputed parameters', name, actual, expected);
+    }
+  } else {
     comparison.count('parameters', model.parameterCount, fact(golden, golden.facts, 'parameters'));
     await checkScoring(golden, model, comparison);
     await checkSessions(golden, model, comparison);

@@ -1,10 +1,10 @@
 import {
+  checkBoolean,
   checkInteger,
   checkOptions,
   checkPrecision,
   checkSchedule,
   type Schedule,
-  show,
 } from './arguments.js';
 import type { ModelConfig } from './config.js';
 import type { Device } from './device.js';
@@ -43,11 +43,6 @@ export type MemoryProgram =
   | { readonly scoring: { readonly length: number; readonly precision?: PrecisionName } };
 
 const LONGEST = 2 ** 31 - 2;
-
-function checkBoolean(value: unknown, name: string): void {
-  if (typeof value !== 'boolean')
-    throw new DuokvError('ERR_ARGUMENT', `${name} is ${show(value)}; it must be true or false`);
-}
 
 /** The program as the addon takes it. */
 function checkProgram(program: MemoryProgram): object {

@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 
 import {
+  checkBoolean,
   checkCallOptions,
   checkDirectory,
   checkInteger,
@@ -153,9 +154,7 @@ function resolveOptions(options: unknown): ResolvedTrainerOptions {
   checkNumber(finalFraction, 'schedule.finalFraction', { least: 0, most: 1 });
   checkNumber(clipNorm, 'clipNorm', { least: 0 });
   checkInteger(microbatch, 'microbatch', 1);
-  if (typeof recompute !== 'boolean') {
-    throw new DuokvError('ERR_ARGUMENT', `recompute is ${show(recompute)}; it must be true or false`);
-  }
+  checkBoolean(recompute, 'recompute');
   return {
     precision,
     optimizer: { lr, betas: [beta1, beta2], eps, weightDecay },

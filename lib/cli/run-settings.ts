@@ -1,4 +1,4 @@
-import { checkInteger, checkNumber, checkPrecision, show } from '../arguments.js';
+import { checkBoolean, checkInteger, checkNumber, checkPrecision, show } from '../arguments.js';
 import { DuokvError } from '../errors.js';
 import type { PrecisionName } from '../native.js';
 import type { ModelConfig } from '../plan.js';
@@ -11,6 +11,7 @@ export interface RunSettings {
   context: number;
   batch: number;
   microbatch: number;
+  recompute: boolean;
   updates: number;
   lr: number;
   warmup: number;
@@ -48,6 +49,7 @@ export function checkRunSettings(path: string, settings: Record<string, unknown>
     checkText(settings['text'], 'text');
     for (const key of ['context', 'batch', 'updates', 'saveEvery']) checkInteger(settings[key], key, 1);
     checkInteger(settings['microbatch'], 'microbatch', 1, settings['batch'] as number);
+    checkBoolean(settings['recompute'], 'recompute');
     if (settings['evalEvery'] !== null) checkInteger(settings['evalEvery'], 'evalEvery', 1);
     checkNumber(settings['lr'], 'lr', { least: 0, open: true });
     for (const key of ['warmup', 'seed']) checkInteger(settings[key], key, 0);

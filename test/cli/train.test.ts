@@ -145,6 +145,21 @@ describe('duokv train', () => {
     assert.deepEqual(await trajectory(run), await trajectory(reference));
   });
 
+  it('is bitwise the same with --recompute, which a resumed run keeps', async () => {
+    const run = join(directory, 'recomputed');
+    const { child, outcome } = start([...recipe(), '--recompute', '--out', run]);
+    await waitForUpdates(run, 8, child);
+    child.kill('SIGINT');
+    assert.equal((await outcome).code, 130);
+    await duokvJson<TrainResult>(['train', '--resume', run]);
+    const { options } = JSON.parse(await readFile(join(run, 'checkpoint', 'trainer.json'), 'utf8')) as {
+      options: { recompute: boolean };
+    };
+    assert.equal(options.recompute, true);
+    await assertSameCheckpoint(join(run, 'checkpoint'), join(reference, 'checkpoint'));
+    assert.deepEqual(await trajectory(run), await trajectory(reference));
+  });
+
   it('exits with 143 on SIGTERM, and a finished run resumes to nothing', async () => {
     const run = join(directory, 'terminated');
     const { child, outcome } = start([...recipe(), '--out', run]);
@@ -200,6 +215,7 @@ describe('duokv train', () => {
     await duokvFails(['train', text, '--out', out], 2, /either --preset or --config/);
     await duokvFails(['train', text, '--out', out, ...preset, '--bos', '<s>'], 2, /--bos .*--tokenizer/);
     await duokvFails(['train', '--resume', reference, '--lr', '1'], 2, /--lr is part of the run/);
+    await duokvFails(['train', '--resume', reference, '--recompute'], 2, /--recompute is part of the run/);
     await duokvFails(
       ['train', text, '--out', out, ...preset, '--batch', '2', '--microbatch', '3'],
       2,
@@ -254,6 +270,7 @@ describe('duokv train', () => {
       ['[1]', /ERR_DATA: .*run\.json: must be a JSON object/],
       ['{"text": ', /ERR_DATA: .*run\.json: /],
       [JSON.stringify({ ...settings, batch: '2' }), /ERR_DATA: .*run\.json: batch is "2"/],
+      [JSON.stringify({ ...settings, recompute: 'no' }), /ERR_DATA: .*run\.json: recompute is "no"/],
       [JSON.stringify({ ...settings, data: {} }), /ERR_DATA: .*run\.json: data\.streamHash is undefined/],
       [
         JSON.stringify({ ...settings, updates: 30 }),
