@@ -1,4 +1,5 @@
-// A small serving process: one model, one session, a row of it for each request at a time.
+// A small serving process: one model, one session, a row of it for each request at a time. Requests that decode at the
+// same time share their steps: the session reads the weights once for all of them.
 //
 //   npx tsx examples/serve.ts runs/docs/checkpoint
 //   curl -N localhost:8080/generate -d '{ "prompt": "## Usage", "maxTokens": 100, "temperature": 0.8 }'
@@ -36,7 +37,7 @@ async function withRow(work: (row: number) => Promise<void>): Promise<void> {
   try {
     await work(row);
   } finally {
-    // Other rows go on decoding meanwhile: a reset touches this one only.
+    // Other rows go on decoding: a reset touches this one only.
     await session.reset([row]);
     const next = waiting.shift();
     if (next === undefined) freeRows.push(row);

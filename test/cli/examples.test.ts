@@ -67,6 +67,16 @@ describe('the examples', () => {
     assert.ok((texts[0] as string).length > 1);
     assert.deepEqual(texts, [texts[0], texts[0], texts[0]]);
 
+    // Different requests at the same time share their decode steps, and each gets what it gets alone.
+    const different = [
+      { prompt: 'layer ', maxTokens: 100, temperature: 0.8, seed: 1 },
+      { prompt: 'a window of the prefix ', maxTokens: 90, temperature: 0 },
+    ];
+    const textOf = async (body: object) => (await post(body)).text();
+    const alone = [await textOf(different[0] as object), await textOf(different[1] as object)];
+    assert.notEqual(alone[0], alone[1]);
+    for (let round = 0; round < 3; round++) assert.deepEqual(await Promise.all(different.map(textOf)), alone);
+
     const refused = await post({ prompt: 'bank ', maxTokens: 500 });
     assert.equal(refused.status, 400);
     assert.equal(((await refused.json()) as { code: string }).code, 'ERR_CAPACITY');
