@@ -21,6 +21,19 @@ DUOKV_TEST(adds_with_one_rounding) {
   }
 }
 
+DUOKV_TEST(non_finite_stays_where_it_is) {
+  Rng rng;
+  for (float bad : kNonFinite) {
+    for (size_t at : {0, 13, 96}) {
+      const std::vector<float> clean = rng.normals(97);
+      std::vector<float> spoilt = clean;
+      spoilt[at] = bad;
+      expect_non_finite_at("of x", add(device(), spoilt, clean), {at});
+      expect_non_finite_at("of y", add(device(), clean, spoilt), {at});
+    }
+  }
+}
+
 DUOKV_TEST(thread_counts) {
   Rng rng;
   const std::vector<float> x = rng.normals(200003), y = rng.normals(200003);

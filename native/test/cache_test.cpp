@@ -118,6 +118,41 @@ void write(ops::Device* device, const Entries& entries, int64_t batch, int64_t c
   expect_bitwise("the source", k.get(), entries.k);
 }
 
+// Banks are head-major.
+Values read(const Ring& ring, const DeviceBank& bank, ops::DType dtype, int32_t slot, int64_t count) {
+  const Array<float> dst(device(), count * ring.heads * ring.head_dim);
+  const ops::CacheReadArgs args = {.bank = bank.data(),
+                                   .count = count,
+                                   .slot = slot,
+                                   .capacity = ring.capacity,
+                                   .kv_heads = ring.heads,
+                                   .head_dim = ring.head_dim,
+                                   .dtype = dtype,
+                                   .head_stride = int64_t{ring.capacity} * ring.head_dim,
+                                   .position_stride = ring.head_dim,
+                                   .dst = dst.data()};
+  check(table().cache_read(device(), &args));
+  return dst.get();
+}
+
+void copy(const Ring& from, const DeviceBank& src, int32_t src_slot, const Ring& to, const DeviceBank& dst,
+          int32_t dst_slot, ops::DType dtype, int64_t count) {
+  const ops::CacheCopyArgs args = {.src = src.data(),
+                                   .src_slot = src_slot,
+                                   .src_capacity = from.capacity,
+                                   .src_head_stride = int64_t{from.capacity} * from.head_dim,
+                                   .dst = dst.data(),
+                                   .dst_slot = dst_slot,
+                                   .dst_capacity = to.capacity,
+                                   .dst_head_stride = int64_t{to.capacity} * to.head_dim,
+                                   .count = count,
+                                   .position_stride = from.head_dim,
+                                   .kv_heads = from.heads,
+                                   .head_dim = from.head_dim,
+                                   .dtype = dtype};
+  check(table().cache_copy(device(), &args));
+}
+
 DUOKV_TEST(write_wraps_each_row_at_its_own_slot) {
   Rng rng;
   const struct {
@@ -193,25 +228,13 @@ DUOKV_TEST(read_unwraps) {
       Ring ring(c.heads, c.head_dim, c.capacity);
       ring.values = as_stored(rng.normals(static_cast<int64_t>(ring.values.size())), dtype);
       const DeviceBank bank(device(), dtype, ring.values);
-      const Array<float> dst(device(), c.count * c.heads * c.head_dim);
-      const ops::CacheReadArgs args = {.bank = bank.data(),
-                                       .count = c.count,
-                                       .slot = c.slot,
-                                       .capacity = c.capacity,
-                                       .kv_heads = c.heads,
-                                       .head_dim = c.head_dim,
-                                       .dtype = dtype,
-                                       .head_stride = int64_t{c.capacity} * c.head_dim,
-                                       .position_stride = c.head_dim,
-                                       .dst = dst.data()};
-      check(table().cache_read(device(), &args));
       Values expected;
       for (int64_t e = 0; e < c.count; ++e) {
         for (int32_t head = 0; head < c.heads; ++head) {
           for (int32_t i = 0; i < c.head_dim; ++i) expected.push_back(ring.at(head, c.slot + e, i));
         }
       }
-      expect_bitwise("entries", dst.get(), expected);
+      expect_bitwise("entries", read(ring, bank, dtype, c.slot, c.count), expected);
     }
   }
 }
@@ -224,20 +247,7 @@ DUOKV_TEST(copy_between_rings_of_other_capacities) {
       Ring from(c.heads, c.head_dim, c.capacity), to(c.heads, c.head_dim, dst_capacity);
       from.values = as_stored(rng.normals(static_cast<int64_t>(from.values.size())), dtype);
       const DeviceBank src(device(), dtype, from.values), dst(device(), dtype, to.values);
-      const ops::CacheCopyArgs args = {.src = src.data(),
-                                       .src_slot = c.slot,
-                                       .src_capacity = c.capacity,
-                                       .src_head_stride = int64_t{c.capacity} * c.head_dim,
-                                       .dst = dst.data(),
-                                       .dst_slot = dst_slot,
-                                       .dst_capacity = dst_capacity,
-                                       .dst_head_stride = int64_t{dst_capacity} * c.head_dim,
-                                       .count = c.count,
-                                       .position_stride = c.head_dim,
-                                       .kv_heads = c.heads,
-                                       .head_dim = c.head_dim,
-                                       .dtype = dtype};
-      check(table().cache_copy(device(), &args));
+      copy(from, src, c.slot, to, dst, dst_slot, dtype, c.count);
       for (int64_t e = 0; e < c.count; ++e) {
         for (int32_t head = 0; head < c.heads; ++head) {
           for (int32_t i = 0; i < c.head_dim; ++i)
@@ -245,6 +255,31 @@ DUOKV_TEST(copy_between_rings_of_other_capacities) {
         }
       }
       expect_bitwise("bank", dst.get(), to.values);
+    }
+  }
+}
+
+// Entries 0, 1 and 2 of two heads go to slots 3, 4 and 0 of a ring of 5.
+DUOKV_TEST(non_finite_stays_where_it_is) {
+  Rng rng;
+  constexpr int32_t kHeads = 2, kDim = 10, kCapacity = 5, kSlot = 3;
+  constexpr int64_t kCount = 3;
+  for (ops::DType dtype : kTypes) {
+    for (float bad : kNonFinite) {
+      Entries entries(device(), rng, kCount, kHeads, kDim);
+      entries.k[(1 * kHeads + 1) * kDim + 7] = bad;  // of the pair (2, 7)
+      entries.v[(2 * kHeads + 0) * kDim + 4] = bad;
+      const Ring ring(kHeads, kDim, kCapacity), other(kHeads, kDim, kCapacity + 1);
+      const DeviceBank k(device(), dtype, ring.values), v(device(), dtype, ring.values),
+          copied(device(), dtype, other.values);
+      write(device(), entries, 1, kCount, kHeads, kDim, dtype, kCapacity * kDim, kDim,
+            {{k.data(), v.data(), kSlot, kCapacity}});
+      const size_t pair = (1 * kCapacity + 4) * kDim + 2;
+      expect_non_finite_at("K", k.get(), {pair, pair + kDim / 2});
+      expect_non_finite_at("V", v.get(), {4});
+      expect_non_finite_at("read", read(ring, v, dtype, kSlot, kCount), {(2 * kHeads + 0) * kDim + 4});
+      copy(ring, v, kSlot, other, copied, 0, dtype, kCount);
+      expect_non_finite_at("copy", copied.get(), {2 * kDim + 4});
     }
   }
 }

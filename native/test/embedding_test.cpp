@@ -88,6 +88,20 @@ DUOKV_TEST(a_batch_of_one_token) {
   expect_bitwise("dtable", got, Values{0, 0, 131072, 131072, 0, 0});
 }
 
+DUOKV_TEST(non_finite_stays_with_its_token) {
+  Rng rng;
+  const int64_t d = 19;
+  const Tokens tokens = {4, 1, 4, 0};
+  for (float bad : kNonFinite) {
+    Values embedding = rng.normals(5 * d), dx = rng.normals(4 * d), gradient = rng.normals(5 * d);
+    embedding[4 * d + 18] = embedding[2 * d] = bad;  // nothing reads token 2
+    expect_non_finite_at("x", forward(device(), tokens, embedding, d), {0 * d + 18, 2 * d + 18});
+    dx[2 * d + 7] = gradient[3 * d + 3] = bad;
+    check(backward(device(), tokens, dx, d, gradient));
+    expect_non_finite_at("dtable", gradient, {3 * d + 3, 4 * d + 7});
+  }
+}
+
 DUOKV_TEST(thread_counts) {
   Rng rng;
   const int64_t m = 2003, d = 768;

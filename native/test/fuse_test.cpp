@@ -72,6 +72,26 @@ DUOKV_TEST(extreme_logits_choose_one_source) {
   expect_bitwise("dlogit", got.dlogit, {0.0f, 0.0f});
 }
 
+DUOKV_TEST(non_finite_stays_where_it_is) {
+  Rng rng;
+  constexpr size_t kBad = 1 * 2 * 10 + 1 * 10 + 9;  // row 1, head 1
+  for (float bad : kNonFinite) {
+    Fusion f = random_fusion(rng, 3, 2, 10);
+    const Fusion clean = f;
+    f.local[kBad] = bad;
+    const Result of_local = fuse(device(), f);
+    expect_non_finite_at("out", of_local.out, {kBad});
+    expect_non_finite_at("dlocal", of_local.dlocal, {});
+    expect_non_finite_at("dlogit of local", of_local.dlogit, {1});
+    f = clean;
+    f.dout[kBad] = bad;
+    const Result of_dout = fuse(device(), f);
+    expect_non_finite_at("dglobal", of_dout.dglobal, {kBad});
+    expect_non_finite_at("dlocal", of_dout.dlocal, {kBad});
+    expect_non_finite_at("dlogit of dout", of_dout.dlogit, {1});
+  }
+}
+
 DUOKV_TEST(rows_and_threads_change_no_bits) {
   Rng rng(2);
   const Fusion f = random_fusion(rng, 301, 12, 64);

@@ -109,13 +109,18 @@ DUOKV_TEST(rows_are_independent) {
   }
 }
 
-DUOKV_TEST(non_finite_stays_non_finite) {
-  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  for (float bad : {inf, -inf, nan}) {
-    Values x(64, 1.0f);
-    x[3] = bad;
-    const Values y = rotary(device(), x, {5}, 1, 64, angles(6, 64), false);
-    expect(!std::isfinite(y[3]) && !std::isfinite(y[35]), "%g gives %g and %g", bad, y[3], y[35]);
+DUOKV_TEST(non_finite_stays_in_its_pair) {
+  for (float bad : kNonFinite) {
+    for (int32_t head_dim : {10, 64}) {
+      for (bool inverse : {false, true}) {
+        const auto width = static_cast<size_t>(head_dim), half = width / 2;
+        const size_t head = 3 * width;  // row 1, head 1
+        Values x(4 * width, 1.0f);
+        x[head + half + 3] = bad;
+        expect_non_finite_at("x", rotary(device(), x, {2, 5}, 2, head_dim, angles(6, head_dim), inverse),
+                             {head + 3, head + half + 3});
+      }
+    }
   }
 }
 

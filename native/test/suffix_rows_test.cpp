@@ -55,6 +55,19 @@ DUOKV_TEST(scatter_adds_the_transpose) {
   }
 }
 
+DUOKV_TEST(non_finite_stays_where_it_is) {
+  Rng rng;
+  const Shape s = {2, 5, 2, 19};
+  for (float bad : kNonFinite) {
+    std::vector<float> whole = rng.normals(2 * 5 * 19), part = rng.normals(2 * 2 * 19);
+    whole[2 * 19 + 4] = whole[8 * 19 + 18] = bad;  // row 0: before what is kept; row 1: the first vector kept
+    expect_non_finite_at("gather", suffix_rows(device(), s, false, whole, part), {2 * 19 + 18});
+    part[19] = bad;
+    expect_non_finite_at("scatter", suffix_rows(device(), s, true, part, whole),
+                         {2 * 19 + 4, 4 * 19, 8 * 19 + 18});
+  }
+}
+
 DUOKV_TEST(thread_counts) {
   Rng rng;
   const Shape s = {3, 211, 151, 768};

@@ -16,6 +16,18 @@ DUOKV_CASE(adds) {
   }
 }
 
+DUOKV_CASE(what_is_not_finite_stays_where_it_is) {
+  for (const float bad : kNonFinite) {
+    for (const size_t n : {97, 96}) {
+      std::vector<float> x = normals(n, 1), y = normals(n, 2);
+      x[13] = y[n - 1] = bad;
+      Array<float> dev_x(x), dev_y(y);
+      check(add({dev_x.data(), static_cast<int64_t>(n), dev_y.data()}, stream()));
+      expect_non_finite_at(std::to_string(n), dev_y.get(), {13, n - 1});
+    }
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 

@@ -25,6 +25,12 @@ const Write kCases[] = {
 };
 
 template <class T>
+constexpr ops::DType kTypeOf = std::is_same_v<T, float> ? ops::DType::F32 : ops::DType::BF16;
+
+float widened(float x) { return x; }
+float widened(bf16 x) { return __bfloat162float(x); }
+
+template <class T>
 T stored(float x) {
   if constexpr (std::is_same_v<T, float>) {
     return x;
@@ -35,7 +41,6 @@ T stored(float x) {
 
 template <class T>
 void write_and_read(const Write& c) {
-  constexpr ops::DType kType = std::is_same_v<T, float> ? ops::DType::F32 : ops::DType::BF16;
   const auto batch = static_cast<int64_t>(c.rows.size());
   const int64_t width = int64_t{c.heads} * c.head_dim;
   const auto count = static_cast<size_t>(batch * c.count * width);
@@ -74,9 +79,10 @@ void write_and_read(const Write& c) {
                        banks[static_cast<size_t>(2 * row + 1)]->data(), slot, capacity});
   }
   Array<ops::BankSlot> dev_targets(targets);
-  check(cache_write({dev_k.data(), dev_v.data(), batch, c.count, c.heads, c.head_dim, dev_positions.data(),
-                     dev_table.data(), kType, int64_t{longest} * c.head_dim, c.head_dim, dev_targets.data()},
-                    stream()));
+  check(cache_write(
+      {dev_k.data(), dev_v.data(), batch, c.count, c.heads, c.head_dim, dev_positions.data(),
+       dev_table.data(), kTypeOf<T>, int64_t{longest} * c.head_dim, c.head_dim, dev_targets.data()},
+      stream()));
   for (size_t i = 0; i < banks.size(); ++i)
     expect_equal("bank " + std::to_string(i), banks[i]->get(), expected[i]);
   expect_equal("k is as it was", dev_k.get(), k);
@@ -86,14 +92,14 @@ void write_and_read(const Write& c) {
     const int64_t held = std::min<int64_t>(c.count, capacity);
     Array<float> read(static_cast<size_t>(held * width));
     check(cache_read({banks[static_cast<size_t>(2 * row)]->data(), held, slot, capacity, c.heads, c.head_dim,
-                      kType, int64_t{longest} * c.head_dim, c.head_dim, read.data()},
+                      kTypeOf<T>, int64_t{longest} * c.head_dim, c.head_dim, read.data()},
                      stream()));
     // To a ring of another capacity, and there as it was read.
     const int32_t other = capacity + 3, other_slot = other - 1;
     Array<T> copy(std::vector<T>(static_cast<size_t>(other * width), stored<T>(-2.0f)));
     check(cache_copy({banks[static_cast<size_t>(2 * row)]->data(), slot, capacity,
                       int64_t{longest} * c.head_dim, copy.data(), other_slot, other,
-                      int64_t{other} * c.head_dim, held, c.head_dim, c.heads, c.head_dim, kType},
+                      int64_t{other} * c.head_dim, held, c.head_dim, c.heads, c.head_dim, kTypeOf<T>},
                      stream()));
     std::vector<float> entries(static_cast<size_t>(held * width));
     std::vector<T> ring(static_cast<size_t>(other * width), stored<T>(-2.0f));
@@ -103,11 +109,7 @@ void write_and_read(const Write& c) {
           const T value =
               expected[static_cast<size_t>(2 * row)]
                       [static_cast<size_t>((h * longest + (slot + e) % capacity) * c.head_dim + i)];
-          if constexpr (std::is_same_v<T, float>) {
-            entries[static_cast<size_t>((e * c.heads + h) * c.head_dim + i)] = value;
-          } else {
-            entries[static_cast<size_t>((e * c.heads + h) * c.head_dim + i)] = __bfloat162float(value);
-          }
+          entries[static_cast<size_t>((e * c.heads + h) * c.head_dim + i)] = widened(value);
           ring[static_cast<size_t>((h * other + (other_slot + e) % other) * c.head_dim + i)] = value;
         }
       }
@@ -115,6 +117,49 @@ void write_and_read(const Write& c) {
     expect_equal("entries", read.get(), entries);
     expect_equal("copy", copy.get(), ring);
   }
+}
+
+// Entries 0, 1 and 2 of two heads go to slots 3, 4 and 0 of a ring of 5.
+template <class T>
+void spoil() {
+  constexpr int32_t kHeads = 2, kDim = 10, kCapacity = 5, kSlot = 3;
+  constexpr int64_t kCount = 3;
+  const auto values = [](const Array<T>& bank) {
+    std::vector<float> values;
+    for (const T x : bank.get()) values.push_back(widened(x));
+    return values;
+  };
+  for (const float bad : kNonFinite) {
+    std::vector<float> source_k = normals(kCount * kHeads * kDim, 1),
+                       source_v = normals(kCount * kHeads * kDim, 2);
+    source_k[(1 * kHeads + 1) * kDim + 7] = bad;  // of the pair (2, 7)
+    source_v[(2 * kHeads + 0) * kDim + 4] = bad;
+    const Array<float> dev_k(source_k), dev_v(source_v), table(normals(kPositions * kDim, 3)),
+        entries(kCount * kHeads * kDim);
+    const Array<int32_t> positions(std::vector<int32_t>{7, 8, 9});
+    const std::vector<T> empty(kHeads * kCapacity * kDim, stored<T>(-1.0f));
+    const Array<T> k(empty), v(empty), copied(empty);
+    const Array<ops::BankSlot> target(std::vector<ops::BankSlot>{{k.data(), v.data(), kSlot, kCapacity}});
+    check(cache_write({dev_k.data(), dev_v.data(), 1, kCount, kHeads, kDim, positions.data(), table.data(),
+                       kTypeOf<T>, kCapacity * kDim, kDim, target.data()},
+                      stream()));
+    check(cache_read({v.data(), kCount, kSlot, kCapacity, kHeads, kDim, kTypeOf<T>, kCapacity * kDim, kDim,
+                      entries.data()},
+                     stream()));
+    check(cache_copy({v.data(), kSlot, kCapacity, kCapacity * kDim, copied.data(), 1, kCapacity,
+                      kCapacity * kDim, kCount, kDim, kHeads, kDim, kTypeOf<T>},
+                     stream()));
+    constexpr size_t kPair = (1 * kCapacity + 4) * kDim + 2;
+    expect_non_finite_at("K", values(k), {kPair, kPair + kDim / 2});
+    expect_non_finite_at("V", values(v), {4});
+    expect_non_finite_at("entries", entries.get(), {(2 * kHeads + 0) * kDim + 4});
+    expect_non_finite_at("copy", values(copied), {3 * kDim + 4});
+  }
+}
+
+DUOKV_CASE(what_is_not_finite_stays_where_it_is) {
+  spoil<float>();
+  spoil<bf16>();
 }
 
 DUOKV_CASE(fp32_banks) {

@@ -53,6 +53,26 @@ DUOKV_CASE(matches_sequential_sums) {
 
 DUOKV_CASE(sums_one_repeated_token) { compare({150, 20, 9}, std::vector<int32_t>(150, 4)); }
 
+DUOKV_CASE(what_is_not_finite_stays_with_its_token) {
+  const std::vector<int32_t> tokens = {4, 1, 4, 0};
+  for (const float bad : kNonFinite) {
+    for (const size_t d : {19, 20}) {
+      std::vector<float> table = normals(5 * d, 1), dx = normals(4 * d, 2), dtable = normals(5 * d, 3);
+      table[4 * d + 18] = table[2 * d] = bad;  // nothing reads token 2
+      dx[2 * d + 7] = dtable[3 * d + 3] = bad;
+      Array<int32_t> dev_tokens(tokens);
+      Array<float> dev_table(table), dev_dx(dx), dev_x(dx.size()), dev_dtable(dtable);
+      Array<char> workspace(embedding_backward_workspace(4, 5));
+      const auto width = static_cast<int64_t>(d);
+      check(embedding_forward({dev_tokens.data(), 4, width, dev_table.data(), dev_x.data()}, stream()));
+      check(embedding_backward({dev_tokens.data(), 4, width, 5, dev_dx.data(), dev_dtable.data()},
+                               workspace.data(), stream()));
+      expect_non_finite_at("x", dev_x.get(), {0 * d + 18, 2 * d + 18});
+      expect_non_finite_at("dtable", dev_dtable.get(), {3 * d + 3, 4 * d + 7});
+    }
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 

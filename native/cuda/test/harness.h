@@ -5,6 +5,7 @@
 // that is how mutants are run.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -154,6 +155,22 @@ bool expect_equal(const std::string& what, const std::vector<T>& got, const std:
                   printable(reference[i]));
   }
   return true;
+}
+
+inline constexpr float kNonFinite[] = {INFINITY, -INFINITY, NAN};
+
+// The elements that are not finite are those of `where`, which ascends.
+inline bool expect_non_finite_at(const std::string& what, const std::vector<float>& got,
+                                 const std::vector<size_t>& where) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (!std::isfinite(got[i])) found.push_back(i);
+  }
+  const auto [at, wanted] = std::mismatch(found.begin(), found.end(), where.begin(), where.end());
+  if (at == found.end() && wanted == where.end()) return true;
+  const bool lost = at == found.end() || (wanted != where.end() && *wanted < *at);
+  return expect(false, "%s: element %zu is %s", what.c_str(), lost ? *wanted : *at,
+                lost ? "finite" : "not finite");
 }
 
 #ifdef __CUDACC__

@@ -96,7 +96,7 @@ void check_forward(ops::Device& device, const Forward& f, ops::PackCache* packs)
 }  // namespace
 
 DUOKV_CASE(forward_of_every_kind) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   for (const auto& [m, per_row] : {std::pair<int64_t, int64_t>{1, 1}, {9, 3}, {7, 7}, {34, 17}}) {
     for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
       for (const bool accumulate : {false, true}) {
@@ -117,7 +117,7 @@ DUOKV_CASE(forward_of_every_kind) {
 
 // A norm on the way in and a residual elsewhere are the operations one after the other.
 DUOKV_CASE(norm_and_residual) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   constexpr int64_t kK = 72, kN = 24;
   for (const int64_t m : {1, 3, 21}) {
     for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
@@ -153,7 +153,7 @@ DUOKV_CASE(norm_and_residual) {
 
 // The block is its operations in turn, but for h, which is rounded once either way.
 DUOKV_CASE(feed_forward_is_its_operations) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   constexpr int64_t kD = 40, kF = 72;
   for (const int64_t m : {1, 3, 21}) {
     for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
@@ -213,7 +213,7 @@ DUOKV_CASE(feed_forward_is_its_operations) {
 }
 
 DUOKV_CASE(served_rows_do_not_depend_on_their_batch) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   constexpr int64_t kBatch = 5, kK = 64, kN = 48;
   for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
     for (const int64_t per_row : {1, 4, 5, 19}) {
@@ -243,7 +243,7 @@ DUOKV_CASE(served_rows_do_not_depend_on_their_batch) {
 }
 
 DUOKV_CASE(packed_copies_follow_their_weight) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   const Array<float> x(normals(6 * 32, 1)), y(6 * 16);
   Array<float> w(normals(16 * 32, 2));
   ops::LinearArgs args = {};
@@ -287,7 +287,7 @@ DUOKV_CASE(packed_copies_follow_their_weight) {
 }
 
 DUOKV_CASE(backward_of_every_kind) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   for (const auto& [m, n, k] :
        {std::array<int64_t, 3>{1, 16, 24}, {37, 40, 24}, {50, 17, 33}, {129, 24, 40}}) {
     for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
@@ -331,7 +331,7 @@ DUOKV_CASE(backward_of_every_kind) {
 }
 
 DUOKV_CASE(loss_of_the_head) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   for (const auto& [m, vocab, d] : {std::array<int64_t, 3>{1, 5, 8}, {33, 67, 24}, {20, 128, 16}}) {
     for (const ProductMode mode : {ProductMode::FP32, ProductMode::BF16}) {
       const std::vector<float> x = normals(count(m, d), 1), e = normals(count(vocab, d), 2),

@@ -91,7 +91,7 @@ void check_product(ops::Device& device, const std::string& what, Shape shape, bo
 }  // namespace
 
 DUOKV_CASE(layouts_types_and_accumulation) {
-  ops::Device device(0);
+  ops::Device device(0, false);
   for (const Shape shape : {Shape{1, 1, 1}, Shape{5, 7, 3}, Shape{33, 48, 64}, Shape{130, 17, 24}}) {
     for (const bool accumulate : {false, true}) {
       for (const ops::DType operands : {ops::DType::F32, ops::DType::BF16}) {
@@ -114,7 +114,7 @@ DUOKV_CASE(rows_do_not_depend_on_height_or_place) {
   const Operand x(kHeight, kDepth, 4, false), w(kColumns, kDepth, 5, false);
   const Array<float> y(kHeight * kColumns);
   stream().synchronize();
-  ops::Device device(0);
+  ops::Device device(0, false);
   const auto run = [&](int64_t first, int64_t rows) {
     device.products.run({.rows = rows,
                          .columns = kColumns,

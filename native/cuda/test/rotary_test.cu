@@ -55,6 +55,20 @@ DUOKV_CASE(matches_fp64_and_turns_back) {
   }
 }
 
+DUOKV_CASE(what_is_not_finite_stays_in_its_pair) {
+  constexpr int kHeads = 2, kDim = 10, kHead = 3 * kDim;  // row 1, head 1
+  for (const float bad : kNonFinite) {
+    for (const bool inverse : {false, true}) {
+      std::vector<float> x = normals(2 * kHeads * kDim, 1);
+      x[kHead + 8] = bad;
+      Array<float> dev_x(x), table(angles(kDim / 2));
+      Array<int32_t> positions(std::vector<int32_t>{2, 5});
+      check(rotary({dev_x.data(), 2, kHeads, kDim, positions.data(), table.data(), inverse}, stream()));
+      expect_non_finite_at("x", dev_x.get(), {kHead + 3, kHead + 8});
+    }
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 

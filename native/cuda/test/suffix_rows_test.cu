@@ -32,6 +32,23 @@ DUOKV_CASE(cuts_and_adds_back) {
   }
 }
 
+DUOKV_CASE(what_is_not_finite_stays_where_it_is) {
+  for (const float bad : kNonFinite) {
+    for (const size_t d : {19, 20}) {
+      const auto width = static_cast<int64_t>(d);
+      std::vector<float> whole = normals(2 * 5 * d, 1), added = normals(2 * 2 * d, 2);
+      // Row 0: before what is kept; row 1: in the first vector that is.
+      whole[2 * d + 4] = whole[8 * d + 18] = bad;
+      added[d] = bad;
+      Array<float> dev_whole(whole), dev_added(added), cut(added.size());
+      check(suffix_rows({dev_whole.data(), 2, 5, 2, width, false, cut.data()}, stream()));
+      expect_non_finite_at("cut", cut.get(), {2 * d + 18});
+      check(suffix_rows({dev_added.data(), 2, 5, 2, width, true, dev_whole.data()}, stream()));
+      expect_non_finite_at("added", dev_whole.get(), {2 * d + 4, 4 * d, 8 * d + 18});
+    }
+  }
+}
+
 }  // namespace
 }  // namespace duokv::cuda::test
 
