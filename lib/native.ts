@@ -255,6 +255,16 @@ export interface NativeSession {
     documentIds: BigInt64Array | undefined,
     cancellation?: NativeCancellation,
   ): Promise<Float32Array>;
+  /** Appends tokens and draws one after each row. `settings`: temperature, top k, top p and draw of each row. */
+  draw(
+    rows: readonly number[],
+    counts: readonly number[],
+    tokens: Int32Array,
+    settings: readonly number[],
+    schedule: RouteName,
+    suffix: number,
+    cancellation?: NativeCancellation,
+  ): Promise<{ tokens: number[]; logprobs: number[] }>;
   reset(rows: readonly number[]): Promise<void>;
   /** `row` -1: all rows. */
   readCache(name: string, row: number): Promise<Float32Array | BigInt64Array>;

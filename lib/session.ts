@@ -25,7 +25,7 @@ import {
   type PrecisionName,
   type RouteName,
 } from './native.js';
-import { logProbability, RandomStream, sampleToken } from './sampling.js';
+import { RandomStream } from './random.js';
 import { SharedSteps } from './shared-steps.js';
 
 export interface SessionOptions {
@@ -178,6 +178,14 @@ class SessionCache {
 export type { SessionCache };
 
 /** Prompts of a prefill: what each given row is to append. */
+/** Tokens to append to a row, and how the next is drawn. */
+interface Draw {
+  readonly row: number;
+  readonly tokens: Int32Array;
+  /** Temperature, top k, top p, and a number in `[0, 1)`. */
+  readonly settings: readonly [number, number, number, number];
+}
+
 interface Prompts {
   rows: number[];
   counts: number[];
@@ -221,7 +229,7 @@ export class Session implements Disposable {
    */
   readonly ready: Promise<void>;
   readonly #native: NativeSession;
-  readonly #steps: SharedSteps;
+  readonly #steps: SharedSteps<Draw, GeneratedToken>;
 
   private constructor(
     model: Model,
@@ -237,9 +245,7 @@ export class Session implements Disposable {
     this.cache = new SessionCache(session, names, batch);
     this.ready = ready;
     this.#native = session;
-    this.#steps = new SharedSteps((rows, tokens, signal) =>
-      callEngine((cancellation) => session.decode(rows, tokens, undefined, cancellation), signal),
-    );
+    this.#steps = new SharedSteps((draws, signal) => this.#draw(draws, 'exact', signal));
   }
 
   /** @internal */
@@ -374,6 +380,24 @@ export class Session implements Disposable {
     return { logits, route, exact, positions: sum };
   }
 
+  async #draw(draws: readonly Draw[], schedule: Schedule, signal?: AbortSignal): Promise<GeneratedToken[]> {
+    const { route, suffix } = checkSchedule(schedule);
+    const { tokens, logprobs } = await callEngine(
+      (cancellation) =>
+        this.#native.draw(
+          draws.map(({ row }) => row),
+          draws.map((draw) => draw.tokens.length),
+          concatenate(draws.map((draw) => draw.tokens)),
+          draws.flatMap(({ settings }) => settings),
+          route,
+          suffix,
+          cancellation,
+        ),
+      signal,
+    );
+    return tokens.map((token, i) => ({ token, logprob: logprobs[i] as number }));
+  }
+
   /**
    * One step: appends one token to each given row and returns the logits after it, `[B, V]`. Errors: as
    * `prefill`.
@@ -453,16 +477,22 @@ export class Session implements Disposable {
           `the session's capacity is ${this.capacity}`,
       );
     }
-    const signalOption = signal === undefined ? {} : { signal };
-    const session = this;
+    const draw = (tokens: Int32Array): Draw => ({
+      row,
+      tokens,
+      settings: [temperature, Math.min(topK, vocab), topP, random.next()],
+    });
+    const begin = () => {
+      this.#steps.flush();
+      return this.#draw([draw(prompt)], schedule, signal);
+    };
     const steps = this.#steps;
     return (async function* () {
-      let { logits } = await session.prefill({ tokens: prompt, rows: [row], schedule }, signalOption);
+      let [drawn] = (await begin()) as [GeneratedToken];
       for (let count = 1; ; count++) {
-        const token = sampleToken(logits, { temperature, topK, topP }, random);
-        yield { token, logprob: logProbability(logits, token) };
+        yield drawn;
         if (count === maxTokens) return;
-        logits = await steps.step(row, token, signal);
+        drawn = await steps.step(draw(Int32Array.of(drawn.token)), signal);
       }
     })();
   }

@@ -1,53 +1,51 @@
-/** Runs one decode step of several rows: `[B, V]`, rows in the given order. A call that fails changes nothing. */
-export type DecodeRows = (
-  rows: number[],
-  tokens: Int32Array,
+/** Runs the steps of several rows as one: their results, in order. A call that fails changes nothing. */
+export type RunSteps<Step, Result> = (
+  steps: readonly Step[],
   signal: AbortSignal | undefined,
-) => Promise<Float32Array>;
+) => Promise<readonly Result[]>;
 
-interface Waiting {
-  readonly row: number;
-  readonly token: number;
+interface Waiting<Step, Result> {
+  readonly step: Step;
   readonly signal: AbortSignal | undefined;
-  readonly resolve: (logits: Float32Array) => void;
+  readonly resolve: (result: Result) => void;
   readonly reject: (reason: unknown) => void;
 }
 
 /**
  * Joins the decode steps that concurrent callers ask for, each for a row of its own, so that they share one pass
- * over the weights. A row's logits do not depend on who shares its step.
+ * over the weights. A row's result does not depend on who shares its step.
  *
  * A lone caller's step begins at once. What is asked for while a step runs begins together when it has ended.
  */
-export class SharedSteps {
-  readonly #decode: DecodeRows;
-  #waiting: Waiting[] = [];
+export class SharedSteps<Step extends { readonly row: number }, Result> {
+  readonly #runSteps: RunSteps<Step, Result>;
+  #waiting: Waiting<Step, Result>[] = [];
   #running = 0;
 
-  constructor(decode: DecodeRows) {
-    this.#decode = decode;
+  constructor(runSteps: RunSteps<Step, Result>) {
+    this.#runSteps = runSteps;
   }
 
-  /** The logits `[V]` after `token` in `row`. Rejects with the signal's reason; the row is then as it was. */
-  step(row: number, token: number, signal?: AbortSignal): Promise<Float32Array> {
-    const logits = new Promise<Float32Array>((resolve, reject) => {
-      this.#waiting.push({ row, token, signal, resolve, reject });
+  /** The result of one row's step. Rejects with the signal's reason; the row is then as it was. */
+  step(step: Step, signal?: AbortSignal): Promise<Result> {
+    const result = new Promise<Result>((resolve, reject) => {
+      this.#waiting.push({ step, signal, resolve, reject });
     });
     if (this.#running === 0) this.flush();
-    return logits;
+    return result;
   }
 
   /** Begins what waits, so that a call made next comes after it. */
   flush(): void {
     while (this.#waiting.length > 0) {
       const rows = new Set<number>();
-      const together: Waiting[] = [];
-      const later: Waiting[] = [];
+      const together: Waiting<Step, Result>[] = [];
+      const later: Waiting<Step, Result>[] = [];
       for (const waiting of this.#waiting) {
         if (waiting.signal?.aborted) waiting.reject(waiting.signal.reason);
-        else if (rows.has(waiting.row)) later.push(waiting);
+        else if (rows.has(waiting.step.row)) later.push(waiting);
         else {
-          rows.add(waiting.row);
+          rows.add(waiting.step.row);
           together.push(waiting);
         }
       }
@@ -56,22 +54,20 @@ export class SharedSteps {
     }
   }
 
-  #run(members: readonly Waiting[]): void {
+  #run(members: readonly Waiting<Step, Result>[]): void {
     const stop = new AbortController();
     const abort = () => stop.abort();
     for (const { signal } of members) signal?.addEventListener('abort', abort);
     this.#running++;
     const watched = members.some(({ signal }) => signal !== undefined);
-    this.#decode(
-      members.map(({ row }) => row),
-      Int32Array.from(members, ({ token }) => token),
+    this.#runSteps(
+      members.map(({ step }) => step),
       watched ? stop.signal : undefined,
     )
       .then(
-        (logits) => {
-          const width = logits.length / members.length;
+        (results) => {
           members.forEach(({ resolve }, i) => {
-            resolve(logits.subarray(i * width, (i + 1) * width));
+            resolve(results[i] as Result);
           });
         },
         (error: unknown) => this.#part(members, error),
@@ -87,7 +83,7 @@ export class SharedSteps {
   }
 
   /** A step failed for all of its members: those that are not the cause go on. */
-  #part(members: readonly Waiting[], error: unknown): void {
+  #part(members: readonly Waiting<Step, Result>[], error: unknown): void {
     const [first] = members;
     if (members.length === 1) {
       first?.reject(first.signal?.aborted ? first.signal.reason : error);

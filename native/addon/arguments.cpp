@@ -25,6 +25,17 @@ std::vector<T> copy_array(Napi::Value value, const std::string& name, napi_typed
   return copy;
 }
 
+template <class T>
+std::vector<T> copy_list(Napi::Value value, const std::string& name, const char* expected,
+                         T (*convert)(Napi::Value, const std::string&)) {
+  if (!value.IsArray()) reject(name, expected);
+  const auto array = value.As<Napi::Array>();
+  std::vector<T> copy(array.Length());
+  for (uint32_t i = 0; i < copy.size(); ++i)
+    copy[i] = convert(array.Get(i), name + "[" + std::to_string(i) + "]");
+  return copy;
+}
+
 constexpr double kLargestSafeInteger = 9007199254740991.0;
 
 }  // namespace
@@ -66,12 +77,11 @@ std::vector<int64_t> copy_int64(Napi::Value value, const std::string& name) {
 }
 
 std::vector<int64_t> copy_integers(Napi::Value value, const std::string& name) {
-  if (!value.IsArray()) reject(name, "an array of integers");
-  const auto array = value.As<Napi::Array>();
-  std::vector<int64_t> copy(array.Length());
-  for (uint32_t i = 0; i < copy.size(); ++i)
-    copy[i] = to_integer(array.Get(i), name + "[" + std::to_string(i) + "]");
-  return copy;
+  return copy_list<int64_t>(value, name, "an array of integers", to_integer);
+}
+
+std::vector<double> copy_numbers(Napi::Value value, const std::string& name) {
+  return copy_list<double>(value, name, "an array of numbers", to_number);
 }
 
 FloatSpan borrow_floats(Napi::Value value, const std::string& name) {

@@ -25,6 +25,7 @@ inline bool is_absent(Napi::Value value) { return value.IsUndefined() || value.I
 std::vector<int32_t> copy_int32(Napi::Value value, const std::string& name);
 std::vector<int64_t> copy_int64(Napi::Value value, const std::string& name);     // BigInt64Array
 std::vector<int64_t> copy_integers(Napi::Value value, const std::string& name);  // array of numbers
+std::vector<double> copy_numbers(Napi::Value value, const std::string& name);    // likewise, finite
 
 // A Float32Array used in place by a queued call. The caller must keep it alive and must not detach it
 // meanwhile: lib/ only passes arrays that nobody else has seen.

@@ -1,6 +1,7 @@
 #include "addon/session_object.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "addon/arguments.h"
 #include "addon/environment.h"
@@ -51,6 +52,57 @@ void require_length(const char* name, size_t length, size_t expected) {
                                  std::to_string(expected));
 }
 
+// The rows of a call that appends tokens, copied.
+struct Prompts {
+  std::vector<int64_t> rows, counts, ids;  // no ids: the rows' documents go on
+  std::vector<int32_t> tokens;
+
+  std::vector<PrefillRow> view() const {
+    std::vector<PrefillRow> prompts;
+    int64_t offset = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      prompts.push_back(
+          {rows[i], tokens.data() + offset, ids.empty() ? nullptr : ids.data() + offset, counts[i]});
+      offset += counts[i];
+    }
+    return prompts;
+  }
+};
+
+Prompts to_prompts(Napi::Value rows, Napi::Value counts, Napi::Value tokens, Napi::Value ids) {
+  Prompts prompts{
+      copy_integers(rows, "rows"), copy_integers(counts, "counts"), {}, copy_int32(tokens, "tokens")};
+  if (!is_absent(ids)) prompts.ids = copy_int64(ids, "documentIds");
+  require_length("counts", prompts.counts.size(), prompts.rows.size());
+  size_t total = 0;
+  for (const int64_t count : prompts.counts) {
+    if (count < 1 || count > static_cast<int64_t>(prompts.tokens.size()))
+      throw Error("ERR_SHAPE", "a row's count is " + std::to_string(count) + "; it must be between 1 and " +
+                                   std::to_string(prompts.tokens.size()));
+    total += static_cast<size_t>(count);
+  }
+  require_length("tokens", prompts.tokens.size(), total);
+  if (!prompts.ids.empty()) require_length("documentIds", prompts.ids.size(), total);
+  return prompts;
+}
+
+// temperature, top k, top p, draw of each row.
+std::vector<ops::SampleRow> to_settings(Napi::Value value, size_t rows) {
+  constexpr size_t kFields = 4;
+  const std::vector<double> numbers = copy_numbers(value, "settings");
+  require_length("settings", numbers.size(), kFields * rows);
+  std::vector<ops::SampleRow> settings;
+  for (size_t i = 0; i < numbers.size(); i += kFields) {
+    const double temperature = numbers[i], top_k = numbers[i + 1], top_p = numbers[i + 2],
+                 draw = numbers[i + 3];
+    if (!(temperature >= 0 && top_k >= 1 && top_k <= INT32_MAX && top_p > 0 && top_p <= 1 && draw >= 0 &&
+          draw < 1))
+      throw Error("ERR_ARGUMENT", "settings: a value is out of range");
+    settings.push_back({static_cast<float>(temperature), static_cast<int32_t>(top_k), top_p, draw});
+  }
+  return settings;
+}
+
 }  // namespace
 
 void SessionSlot::refresh() {
@@ -67,7 +119,7 @@ void SessionObject::define(Napi::Env env) {
   Environment::of(env).session = Napi::Persistent(DefineClass(
       env, "NativeSession",
       {InstanceMethod<&SessionObject::prefill>("prefill"), InstanceMethod<&SessionObject::decode>("decode"),
-       InstanceMethod<&SessionObject::reset>("reset"),
+       InstanceMethod<&SessionObject::draw>("draw"), InstanceMethod<&SessionObject::reset>("reset"),
        InstanceMethod<&SessionObject::read_cache>("readCache"),
        InstanceMethod<&SessionObject::state>("state"), InstanceMethod<&SessionObject::dispose>("dispose"),
        InstanceAccessor<&SessionObject::is_disposed>("disposed")}));
@@ -108,37 +160,15 @@ Napi::Value SessionObject::prefill(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&]() -> Napi::Value {
     resource_->require_live();
     const Napi::Env env = info.Env();
-    std::vector<int64_t> rows = copy_integers(info[0], "rows");
-    std::vector<int64_t> counts = copy_integers(info[1], "counts");
-    std::vector<int32_t> tokens = copy_int32(info[2], "tokens");
-    std::vector<int64_t> ids =
-        is_absent(info[3]) ? std::vector<int64_t>() : copy_int64(info[3], "documentIds");
+    Prompts prompts = to_prompts(info[0], info[1], info[2], info[3]);
     const Route route = to_route(info[4], info[5]);
-    require_length("counts", counts.size(), rows.size());
-    size_t total = 0;
-    for (const int64_t count : counts) {
-      if (count < 1 || count > static_cast<int64_t>(tokens.size()))
-        throw Error("ERR_SHAPE", "a row's count is " + std::to_string(count) + "; it must be between 1 and " +
-                                     std::to_string(tokens.size()));
-      total += static_cast<size_t>(count);
-    }
-    require_length("tokens", tokens.size(), total);
-    if (!ids.empty()) require_length("documentIds", ids.size(), total);
-    const FloatSpan out =
-        make_floats(env, static_cast<int64_t>(rows.size()) * resource_->model->plan.config.vocab, "logits");
+    const FloatSpan out = make_floats(
+        env, static_cast<int64_t>(prompts.rows.size()) * resource_->model->plan.config.vocab, "logits");
     return resource_->call(
         env, receiver(info), to_flag(info[6]),
-        [slot = resource_->slot, model = resource_->model->slot, rows = std::move(rows),
-         counts = std::move(counts), tokens = std::move(tokens), ids = std::move(ids), route,
+        [slot = resource_->slot, model = resource_->model->slot, prompts = std::move(prompts), route,
          data = out.data](Cancel cancel) {
-          std::vector<PrefillRow> prompts;
-          int64_t offset = 0;
-          for (size_t i = 0; i < rows.size(); ++i) {
-            prompts.push_back(
-                {rows[i], tokens.data() + offset, ids.empty() ? nullptr : ids.data() + offset, counts[i]});
-            offset += counts[i];
-          }
-          PrefillResult result = slot->get().prefill(prompts, route, data, cancel);
+          PrefillResult result = slot->get().prefill(prompts.view(), route, {data}, cancel);
           slot->refresh();
           model->refresh();
           return result;
@@ -179,12 +209,46 @@ Napi::Value SessionObject::decode(const Napi::CallbackInfo& info) {
         info.Env(), receiver(info), to_flag(info[3]),
         [slot = resource_->slot, model = resource_->model->slot, step = std::move(step),
          data = out.data](Cancel cancel) {
-          slot->get().decode(step, data, cancel);
+          slot->get().decode(step, {data}, cancel);
           slot->refresh();
           model->refresh();
           return Done{};
         },
         FilledArray(out));
+  });
+}
+
+// draw(rows, counts, tokens, settings, schedule, suffix, cancellation): appends tokens and draws one after
+// each row. Resolves to { tokens, logprobs }, arrays of numbers.
+Napi::Value SessionObject::draw(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&]() -> Napi::Value {
+    resource_->require_live();
+    const Napi::Env env = info.Env();
+    Prompts prompts = to_prompts(info[0], info[1], info[2], env.Undefined());
+    std::vector<ops::SampleRow> settings = to_settings(info[3], prompts.rows.size());
+    const Route route = to_route(info[4], info[5]);
+    return resource_->call(
+        env, receiver(info), to_flag(info[6]),
+        [slot = resource_->slot, model = resource_->model->slot, prompts = std::move(prompts),
+         settings = std::move(settings), route](Cancel cancel) {
+          std::vector<Sampled> sampled(prompts.rows.size());
+          slot->get().prefill(prompts.view(), route, {nullptr, settings.data(), sampled.data()}, cancel);
+          slot->refresh();
+          model->refresh();
+          return sampled;
+        },
+        [](Napi::Env e, const std::vector<Sampled>& sampled) {
+          Napi::Array tokens = Napi::Array::New(e, sampled.size());
+          Napi::Array logprobs = Napi::Array::New(e, sampled.size());
+          for (uint32_t i = 0; i < sampled.size(); ++i) {
+            tokens.Set(i, Napi::Number::New(e, sampled[i].token));
+            logprobs.Set(i, Napi::Number::New(e, static_cast<double>(sampled[i].logprob)));
+          }
+          Napi::Object result = Napi::Object::New(e);
+          result.Set("tokens", tokens);
+          result.Set("logprobs", logprobs);
+          return result;
+        });
   });
 }
 

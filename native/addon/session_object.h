@@ -54,8 +54,8 @@ class SessionResource final : public Resource {
 };
 
 // A session. JavaScript: disposed, prefill(rows, counts, tokens, documentIds, schedule, suffix,
-// cancellation), decode(rows, tokens, documentIds, cancellation), reset(rows), readCache(name, row), state(),
-// dispose().
+// cancellation), decode(rows, tokens, documentIds, cancellation), draw(rows, counts, tokens, settings,
+// schedule, suffix, cancellation), reset(rows), readCache(name, row), state(), dispose().
 class SessionObject : public Napi::ObjectWrap<SessionObject> {
  public:
   static void define(Napi::Env env);
@@ -67,6 +67,7 @@ class SessionObject : public Napi::ObjectWrap<SessionObject> {
  private:
   Napi::Value prefill(const Napi::CallbackInfo& info);
   Napi::Value decode(const Napi::CallbackInfo& info);
+  Napi::Value draw(const Napi::CallbackInfo& info);
   Napi::Value reset(const Napi::CallbackInfo& info);
   Napi::Value read_cache(const Napi::CallbackInfo& info);
   Napi::Value state(const Napi::CallbackInfo& info);

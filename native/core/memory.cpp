@@ -42,7 +42,7 @@ MemoryPrediction predict_serving(const Device& device, const ModelConfig& config
   const auto append = [&](int64_t count, const Route& along) {
     std::vector<PrefillRow> rows;
     for (int64_t row = 0; row < options.batch; ++row) rows.push_back({row, tokens.data(), nullptr, count});
-    session.prefill(rows, along, logits.data(), nullptr);
+    session.prefill(rows, along, {logits.data()}, nullptr);
   };
   append(prompt, route);
   for (int64_t length = prompt; length < options.capacity; ++length) append(1, {Route::Kind::Exact, 0});

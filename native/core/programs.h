@@ -20,8 +20,15 @@ struct ProgramKey {
   int64_t count;                           // appended positions per row
   std::vector<int64_t> query, projection;  // suffix lengths
   int64_t launch_entries;  // stored entries that attention launches are sized for; 0 for a prefill
+  bool sampled;            // ends in drawing tokens
 
   bool operator==(const ProgramKey&) const = default;
+};
+
+// Where a pass leaves what it computed for each of its rows, on the device.
+struct Scores {
+  float* logits = nullptr;   // [rows, V]
+  int32_t* drawn = nullptr;  // [rows] tokens, then [rows] log-probabilities (float); null: not wanted
 };
 
 // A shape runs once as it is, which brings its workspace and the weights' packed copies to where they stay;
@@ -36,7 +43,7 @@ struct Program {
   uint64_t weights_version = 0;         // of the weights whose packed copies the launches read
   const float* rotary_table = nullptr;  // as the launches name it
   Graph graph;
-  float* logits = nullptr;  // [rows, V] where the graph leaves them
+  Scores scores;  // where the graph leaves them
 };
 
 class Programs {
@@ -45,9 +52,9 @@ class Programs {
 
   // The program of a key, new or known, which becomes the most recently used.
   Program& find(const ProgramKey& key);
-  // Runs `operations`, which leave their logits where they say: directly, recorded, or by replay.
+  // Runs `operations`, which say where they leave their scores: directly, recorded, or by replay.
   template <class Operations>
-  float* run(Program& program, uint64_t weights_version, const float* rotary_table, Operations&& operations);
+  Scores run(Program& program, uint64_t weights_version, const float* rotary_table, Operations&& operations);
 
   GraphStats stats() const;
 
@@ -59,28 +66,28 @@ class Programs {
 };
 
 template <class Operations>
-float* Programs::run(Program& program, uint64_t weights_version, const float* rotary_table,
+Scores Programs::run(Program& program, uint64_t weights_version, const float* rotary_table,
                      Operations&& operations) {
   const bool current =
       program.warm && program.weights_version == weights_version && program.rotary_table == rotary_table;
   if (!current) {
     program.graph = Graph();
-    float* logits = operations();
+    const Scores scores = operations();
     program.warm = true;
     program.weights_version = weights_version;
     program.rotary_table = rotary_table;
-    return logits;
+    return scores;
   }
   if (program.graph) {
     ++stats_.replayed;
   } else {
     const auto begin = std::chrono::steady_clock::now();
-    program.graph = Graph::record(device_, [&] { program.logits = operations(); });
+    program.graph = Graph::record(device_, [&] { program.scores = operations(); });
     ++stats_.recorded;
     stats_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   program.graph.launch();
-  return program.logits;
+  return program.scores;
 }
 
 }  // namespace duokv

@@ -1,6 +1,7 @@
 #include "core/session.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <map>
 #include <set>
@@ -23,9 +24,16 @@ struct Session::Group {
   std::vector<int32_t> tokens, first, start, position;
   std::vector<DocumentUpdate> documents;
   std::vector<std::vector<int64_t>> ids;
+  std::vector<ops::SampleRow> settings;  // empty: logits are wanted
   std::unique_ptr<CacheBanks> banks;
   Suffixes suffixes;
   bool stored = false;  // the pass itself moved its local entries to their rings
+};
+
+// What a pass reads on the device beside the arrays of its positions.
+struct PassInputs {
+  const int32_t* tokens;           // [rows, count]
+  const ops::SampleRow* settings;  // [rows]; null: no token is drawn
 };
 
 Session::Session(std::shared_ptr<Model> model, const SessionOptions& options)
@@ -49,8 +57,8 @@ void Session::check_row(int64_t row, const char* argument) const {
                                  std::to_string(options_.batch) + ")");
 }
 
-PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits,
-                               Cancel cancel) {
+PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route& route,
+                               const Outputs& outputs, Cancel cancel) {
   const Plan& plan = model_->plan();
   if (rows.empty()) throw Error("ERR_SHAPE", "rows is empty; a prefill needs at least 1 row");
   std::set<int64_t> seen;
@@ -75,6 +83,7 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
     const size_t offset = group.tokens.size(), end = offset + static_cast<size_t>(request.count);
     group.requests.push_back(i);
     group.rows.push_back(request.row);
+    if (outputs.settings != nullptr) group.settings.push_back(outputs.settings[i]);
     group.tokens.insert(group.tokens.end(), request.tokens, request.tokens + request.count);
     group.first.push_back(static_cast<int32_t>(row.length));
     group.start.resize(end);
@@ -98,7 +107,7 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
   } else {
     reserve(groups, workspace);
   }
-  for (auto& [count, group] : groups) run(group, program, cancel, logits);
+  for (auto& [count, group] : groups) run(group, program, cancel, outputs);
   for (auto& [count, group] : groups) {
     commit(group);
     for (size_t request : group.requests) result.positions[request] = position_counts(plan, group.suffixes);
@@ -107,11 +116,11 @@ PrefillResult Session::prefill(const std::vector<PrefillRow>& rows, const Route&
   return result;
 }
 
-void Session::decode(const std::vector<DecodeRow>& rows, float* logits, Cancel cancel) {
+void Session::decode(const std::vector<DecodeRow>& rows, const Outputs& outputs, Cancel cancel) {
   std::vector<PrefillRow> appended;
   for (const DecodeRow& row : rows)
     appended.push_back({row.row, &row.token, row.has_document_id ? &row.document_id : nullptr, 1});
-  prefill(appended, {Route::Kind::Exact, 0}, logits, cancel);
+  prefill(appended, {Route::Kind::Exact, 0}, outputs, cancel);
 }
 
 // What fixes the memory of a pass over rows that begin empty, or of a step; other passes depend on what their
@@ -119,7 +128,12 @@ void Session::decode(const std::vector<DecodeRow>& rows, float* logits, Cancel c
 ProgramKey Session::key(const Group& group) {
   const int32_t longest = *std::max_element(group.first.begin(), group.first.end());
   const int64_t entries = group.count > 1 ? 0 : CacheBanks::launch_entries(longest + 1);
-  return {group.rows, group.count, group.suffixes.query, group.suffixes.projection, entries};
+  return {group.rows,
+          group.count,
+          group.suffixes.query,
+          group.suffixes.projection,
+          entries,
+          !group.settings.empty()};
 }
 
 bool Session::continues(const Group& group) {
@@ -151,7 +165,7 @@ void Session::reserve(const std::map<int64_t, Group>& groups, Workspace& workspa
       const WorkspaceScope scope(dry);
       // As one document, in which every query sees the most.
       with_pass(twin, dry, group, banks, std::vector<int32_t>(group.start.size(), 0), nullptr,
-                [&](const Pass& pass, const int32_t* tokens) { compute_scores(pass, banks, tokens); });
+                [&](const Pass& pass, const PassInputs& inputs) { compute_scores(pass, banks, inputs); });
     }
   };
   std::string what = "a pass over";
@@ -172,62 +186,72 @@ const float* Session::rotary_table(Model& model, const Group& group) {
   return model.rotary_table(*std::max_element(group.first.begin(), group.first.end()) + group.count);
 }
 
-// Calls use(pass, tokens) with everything on the device that a pass of the group needs. `start` [rows,
+// Calls use(pass, inputs) with everything on the device that a pass of the group needs. `start` [rows,
 // count]: where each token's document starts.
 template <class Use>
 void Session::with_pass(Model& model, Workspace& workspace, const Group& group, CacheBanks& banks,
                         std::vector<int32_t> start, Cancel cancel, Use&& use) {
-  const int32_t* tokens = workspace.upload(group.tokens);
+  PassInputs inputs{workspace.upload(group.tokens), nullptr};
+  if (!group.settings.empty()) inputs.settings = workspace.upload(group.settings);
   Positions positions(workspace, static_cast<int64_t>(group.rows.size()), group.count, group.first,
                       std::move(start), group.position, model.plan().history_window);
   prepare_layers(positions, group.suffixes, workspace);
   const Pass pass{
       model, workspace, options_.precision, true, rotary_table(model, group), positions, group.suffixes,
       banks, cancel};
-  use(pass, tokens);
+  use(pass, inputs);
 }
 
-// One pass of a group up to its prompt-end logits, [its requests, V] scattered into the call's logits.
-void Session::run(Group& group, Program* program, Cancel cancel, float* logits) {
+// One pass of a group, and what it gives to the call's outputs.
+void Session::run(Group& group, Program* program, Cancel cancel, const Outputs& outputs) {
   Workspace& workspace = program != nullptr ? program->workspace : *workspace_;
   const float* table = rotary_table(*model_, group);
   group.banks = std::make_unique<CacheBanks>(workspace, *cache_, model_->plan(), group.rows, group.count,
                                              group.suffixes, table);
   const WorkspaceScope scope(workspace);  // the banks' staging, taken before, stays until the commit
   with_pass(*model_, workspace, group, *group.banks, group.start, cancel,
-            [&](const Pass& pass, const int32_t* tokens) {
-              const float* scores = nullptr;
+            [&](const Pass& pass, const PassInputs& inputs) {
+              Scores scores;
               if (program == nullptr) {
-                scores = compute_scores(pass, *group.banks, tokens);
+                scores = compute_scores(pass, *group.banks, inputs);
               } else {
                 poll(cancel);
                 scores = programs_->run(*program, model_->version(), table, [&] {
-                  float* computed = compute_scores(pass, *group.banks, tokens);
+                  const Scores computed = compute_scores(pass, *group.banks, inputs);
                   group.banks->store();
                   return computed;
                 });
                 group.stored = true;
               }
-              download_scores(group, scores, logits);
+              if (scores.drawn != nullptr) {
+                download_sampled(group, scores.drawn, outputs.sampled);
+              } else {
+                download_logits(group, scores.logits, outputs.logits);
+              }
             });
 }
 
-float* Session::compute_scores(const Pass& pass, CacheBanks& banks, const int32_t* tokens) const {
+Scores Session::compute_scores(const Pass& pass, CacheBanks& banks, const PassInputs& inputs) const {
   const Plan& plan = pass.model.plan();
   Device& device = *pass.model.device();
   const int64_t batch = pass.positions.batch(), d = plan.config.hidden;
   banks.load();
-  float* x = run_layers(pass, tokens, nullptr);
+  float* x = run_layers(pass, inputs.tokens, nullptr);
   poll(pass.cancel);
   float* last = pass.workspace.take(batch * d);
   device.run(&OpTable::suffix_rows, {x, batch, pass.suffixes.query.back(), 1, d, false, last});
-  float* scores = pass.workspace.take(batch * plan.config.vocab);
-  pass.model.head(last, batch, 1, true, options_.precision, scores);
+  Scores scores{pass.workspace.take(batch * plan.config.vocab), nullptr};
+  pass.model.head(last, batch, 1, true, options_.precision, scores.logits);
+  if (inputs.settings != nullptr) {
+    scores.drawn = pass.workspace.take<int32_t>(2 * batch);
+    device.run(&OpTable::sample, {scores.logits, batch, plan.config.vocab, inputs.settings, scores.drawn,
+                                  reinterpret_cast<float*>(scores.drawn + batch)});
+  }
   return scores;
 }
 
 // scores [requests of the group, V] to their places in logits [requests of the call, V].
-void Session::download_scores(const Group& group, const float* scores, float* logits) {
+void Session::download_logits(const Group& group, const float* scores, float* logits) {
   const int64_t vocab = model_->plan().config.vocab;
   for (size_t begin = 0, end; begin < group.requests.size(); begin = end) {
     for (end = begin + 1; end < group.requests.size(); ++end)
@@ -235,6 +259,20 @@ void Session::download_scores(const Group& group, const float* scores, float* lo
     model_->device()->download(logits + static_cast<int64_t>(group.requests[begin]) * vocab,
                                scores + static_cast<int64_t>(begin) * vocab,
                                static_cast<int64_t>((end - begin) * sizeof(float)) * vocab);
+  }
+}
+
+// Scores::drawn to its places in sampled [requests of the call].
+void Session::download_sampled(const Group& group, const int32_t* drawn, Sampled* sampled) {
+  const size_t batch = group.requests.size();
+  std::vector<int32_t> host(2 * batch);
+  model_->device()->download(host.data(), drawn, static_cast<int64_t>(host.size() * sizeof(int32_t)));
+  for (size_t i = 0; i < batch; ++i) {
+    if (host[i] < 0)
+      throw Error("ERR_NOT_FINITE", "row " + std::to_string(group.rows[i]) + ": logit " +
+                                        std::to_string(-1 - host[i]) +
+                                        " is infinite or not a number; no token can be drawn");
+    sampled[group.requests[i]] = {host[i], std::bit_cast<float>(host[batch + i])};
   }
 }
 

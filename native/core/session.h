@@ -16,7 +16,9 @@ class CacheBanks;
 class Programs;
 class Workspace;
 struct Pass;
+struct PassInputs;
 struct Program;
+struct Scores;
 struct ProgramKey;
 
 struct SessionOptions {
@@ -53,6 +55,19 @@ struct DecodeRow {
   int64_t document_id;
 };
 
+struct Sampled {
+  int32_t token;
+  float logprob;  // log softmax(logits)[token]
+};
+
+// What a call gives for each of its rows, in their order: the logits after its last token, or a token drawn
+// from them.
+struct Outputs {
+  float* logits = nullptr;                   // host [rows, V]
+  const ops::SampleRow* settings = nullptr;  // host [rows]; null: logits are wanted
+  Sampled* sampled = nullptr;                // host [rows]
+};
+
 struct SessionBytes : CacheBytes {  // entries in use
   int64_t reserved = 0;             // what was allocated for them
   int64_t device = 0, host = 0;     // where the retained bytes are
@@ -67,14 +82,15 @@ class Session {
   const SessionOptions& options() const { return options_; }
   const std::shared_ptr<Model>& model() const { return model_; }
 
-  // Appends each row's tokens and gives its prompt-end logits, logits [rows.size(), V] (host). Rows of equal
-  // length run together. Cache writes are staged: nothing changes when it throws (ERR_SHAPE, ERR_CAPACITY,
-  // ERR_TOKEN_RANGE, ERR_DOCUMENT_IDS, ERR_CONFIG, ABORT_ERR), and rows not named stay bitwise as they were.
-  PrefillResult prefill(const std::vector<PrefillRow>& rows, const Route& route, float* logits,
+  // Appends each row's tokens and gives what follows them. Rows of equal length run together. Cache writes
+  // are staged: nothing changes when it throws (ERR_SHAPE, ERR_CAPACITY, ERR_TOKEN_RANGE, ERR_DOCUMENT_IDS,
+  // ERR_CONFIG, ABORT_ERR, ERR_NOT_FINITE where no token can be drawn), and rows not named stay bitwise as
+  // they were.
+  PrefillResult prefill(const std::vector<PrefillRow>& rows, const Route& route, const Outputs& outputs,
                         Cancel cancel);
 
-  // One step: appends one token to each named row; logits [rows.size(), V] (host). Throws as prefill does.
-  void decode(const std::vector<DecodeRow>& rows, float* logits, Cancel cancel);
+  // One step: appends one token to each named row. Throws as prefill does.
+  void decode(const std::vector<DecodeRow>& rows, const Outputs& outputs, Cancel cancel);
 
   void reset(const std::vector<int64_t>& rows);
 
@@ -100,9 +116,10 @@ class Session {
   void with_pass(Model& model, Workspace& workspace, const Group& group, CacheBanks& banks,
                  std::vector<int32_t> start, Cancel cancel, Use&& use);
   void reserve(const std::map<int64_t, Group>& groups, Workspace& workspace);
-  void run(Group& group, Program* program, Cancel cancel, float* logits);
-  float* compute_scores(const Pass& pass, CacheBanks& banks, const int32_t* tokens) const;
-  void download_scores(const Group& group, const float* scores, float* logits);
+  void run(Group& group, Program* program, Cancel cancel, const Outputs& outputs);
+  Scores compute_scores(const Pass& pass, CacheBanks& banks, const PassInputs& inputs) const;
+  void download_logits(const Group& group, const float* scores, float* logits);
+  void download_sampled(const Group& group, const int32_t* drawn, Sampled* sampled);
   void commit(Group& group);
   void check_row(int64_t row, const char* argument) const;
 

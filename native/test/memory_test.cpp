@@ -73,7 +73,7 @@ DUOKV_TEST(serving_takes_what_is_predicted) {
         const auto append = [&](int64_t first, int64_t count, const Route& route) {
           session.prefill({{0, random.tokens.data() + first, nullptr, count},
                            {1, random.tokens.data() + kCapacity + first, nullptr, count}},
-                          route, logits.data(), nullptr);
+                          route, {logits.data()}, nullptr);
         };
         append(0, kPrompt, {kind, 0});
         for (int64_t t = kPrompt; t < kCapacity; ++t) append(t, 1, {Route::Kind::Exact, 0});
@@ -150,12 +150,12 @@ DUOKV_TEST(what_does_not_fit_is_refused_before_anything_changes) {
     expect(device->info().memory_used == used, "memory was allocated");
   };
   trainer.step(small.batch, nullptr);
-  session.prefill({{0, small.tokens.data(), nullptr, 20}}, {}, logits.data(), nullptr);
+  session.prefill({{0, small.tokens.data(), nullptr, 20}}, {}, {logits.data()}, nullptr);
   // Enough for what has run.
   allowed_bytes = device->info().memory_used + (int64_t{1} << 16);
   refuses("training on 8 x 400", [&] { trainer.step(large.batch, nullptr); });
   refuses("1 x 2000 positions", [&] {
-    session.prefill({{0, large.tokens.data(), nullptr, 2000}}, {}, logits.data(), nullptr);
+    session.prefill({{0, large.tokens.data(), nullptr, 2000}}, {}, {logits.data()}, nullptr);
   });
   refuses("scoring 3200 positions", [&] {
     Batch batch = large.batch;
@@ -166,7 +166,7 @@ DUOKV_TEST(what_does_not_fit_is_refused_before_anything_changes) {
   expect(trainer.update() == 1 && session.length(0) == 20, "a refused call changed something");
   // The device goes on.
   trainer.step(small.batch, nullptr);
-  session.prefill({{0, small.tokens.data(), nullptr, 1}}, {}, logits.data(), nullptr);
+  session.prefill({{0, small.tokens.data(), nullptr, 1}}, {}, {logits.data()}, nullptr);
   expect(trainer.update() == 2 && session.length(0) == 21, "what fits did not run");
 }
 

@@ -48,7 +48,7 @@ DUOKV_TEST(every_route_and_any_split_agree_with_the_full_forward_pass) {
           for (int64_t r = 0; r < kRows; ++r)
             rows.push_back(
                 {r, random.tokens.data() + r * kLength + at, random.ids.data() + r * kLength + at, count});
-          expect(session.prefill(rows, route, out.data(), nullptr).exact, "%s: not exact", label.c_str());
+          expect(session.prefill(rows, route, {out.data()}, nullptr).exact, "%s: not exact", label.c_str());
           at += count;
           for (int64_t r = 0; r < kRows; ++r)
             expect_close(label + " prefill",
@@ -61,7 +61,7 @@ DUOKV_TEST(every_route_and_any_split_agree_with_the_full_forward_pass) {
           for (int64_t r = kRows; r-- > 0;)
             rows.push_back({r, random.tokens[static_cast<size_t>(r * kLength + at)], true,
                             random.ids[static_cast<size_t>(r * kLength + at)]});
-          session.decode(rows, out.data(), nullptr);
+          session.decode(rows, {out.data()}, nullptr);
           expect_close(label + " decode", {out.begin() + static_cast<int64_t>(vocab), out.end()},
                        expected(0, at), kTolerance, kTolerance);
         }
@@ -86,8 +86,8 @@ DUOKV_TEST(rows_are_independent_slots) {
   };
   std::vector<float> alone(vocab), together(3 * vocab);
   Session single(model, {1, 32, fp32}), batch(model, {4, 32, fp32});
-  single.prefill({request(0, 1, 0, 20)}, {}, alone.data(), nullptr);
-  batch.prefill({request(3, 0, 0, 20), request(0, 1, 0, 20), request(2, 2, 0, 9)}, {}, together.data(),
+  single.prefill({request(0, 1, 0, 20)}, {}, {alone.data()}, nullptr);
+  batch.prefill({request(3, 0, 0, 20), request(0, 1, 0, 20), request(2, 2, 0, 9)}, {}, {together.data()},
                 nullptr);
   expect_bitwise(
       "batch and slot invariance",
@@ -96,7 +96,7 @@ DUOKV_TEST(rows_are_independent_slots) {
   expect_bitwise("cache", cache_of(batch, 0), cache_of(single, 0));
   const std::vector<float> untouched = cache_of(batch, 0);
   batch.reset({3});
-  batch.prefill({request(3, 0, 0, 5)}, {}, together.data(), nullptr);
+  batch.prefill({request(3, 0, 0, 5)}, {}, {together.data()}, nullptr);
   expect_bitwise("an untouched row", cache_of(batch, 0), untouched);
 }
 
@@ -106,12 +106,12 @@ DUOKV_TEST(a_failed_call_changes_nothing) {
   const RandomBatch random(config, 1, 40, 13);
   std::vector<float> logits(static_cast<size_t>(config.vocab));
   Session session(model, {1, 40, parse_precision("fp32")});
-  session.prefill({{0, random.tokens.data(), random.ids.data(), 20}}, {}, logits.data(), nullptr);
+  session.prefill({{0, random.tokens.data(), random.ids.data(), 20}}, {}, {logits.data()}, nullptr);
   const std::vector<float> before = cache_of(session, 0);
 
   const auto fails = [&](const char* code, const PrefillRow& row, Cancel cancel) {
     try {
-      session.prefill({row}, {}, logits.data(), cancel);
+      session.prefill({row}, {}, {logits.data()}, cancel);
       expect(false, "%s was not raised", code);
     } catch (const Error& e) {
       expect(e.code == code, "%s, expected %s: %s", e.code.c_str(), code, e.what());

@@ -244,7 +244,7 @@ void check_decode(const Check& check, Session& session) {
       const auto at = static_cast<size_t>(row * steps + step);
       rows.push_back({row, tokens[at], true, ids[at]});
     }
-    session.decode(rows, logits.data(), nullptr);
+    session.decode(rows, {logits.data()}, nullptr);
     for (int64_t row = 0; row < batch; ++row) {
       const auto from = logits.begin() + static_cast<int64_t>(vocab) * row;
       const auto wanted = expected.begin() + static_cast<int64_t>(vocab) * (row * steps + step);
@@ -276,7 +276,7 @@ void check_route(const Check& check, const char* name, const Route& route, int r
   const bool approximate = route.kind == Route::Kind::Approximate;
   for (int round = 0; round < rounds; ++round) {
     session.reset(all);
-    const PrefillResult result = session.prefill(rows, route, logits.data(), nullptr);
+    const PrefillResult result = session.prefill(rows, route, {logits.data()}, nullptr);
     comparison.equal("exactness", result.exact, !approximate, name);
     comparison.values(std::string(name) + " logits", "logits", logits,
                       golden.expect(approximate ? "approximate.prefill_logits" : "prefill_logits"));

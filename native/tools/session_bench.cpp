@@ -75,7 +75,7 @@ void bench_prefill(Campaign& campaign) {
               for (int i = 0; i < campaign.warmups + campaign.repeats; ++i) {
                 session.reset(all_rows(batch));
                 const double taken =
-                    milliseconds([&] { session.prefill(rows, route.route, logits.data(), nullptr); });
+                    milliseconds([&] { session.prefill(rows, route.route, {logits.data()}, nullptr); });
                 if (i >= campaign.warmups) ms.push_back(taken);
               }
               campaign.add("prefill",
@@ -103,11 +103,11 @@ void bench_decode(Campaign& campaign) {
       const std::vector<int32_t> tokens = random_tokens(batch * (length + steps), config.vocab, 2);
       Session session(model, {batch, length + steps, precision, graphs});
       std::vector<float> logits(static_cast<size_t>(batch * config.vocab));
-      session.prefill(prompts(tokens, batch, length), {Route::Kind::Exact, 0}, logits.data(), nullptr);
+      session.prefill(prompts(tokens, batch, length), {Route::Kind::Exact, 0}, {logits.data()}, nullptr);
       std::vector<double> ms;
       for (int64_t step = 0; step < steps; ++step) {
         const std::vector<DecodeRow> rows = next_tokens(batch, tokens, step);
-        const double taken = milliseconds([&] { session.decode(rows, logits.data(), nullptr); });
+        const double taken = milliseconds([&] { session.decode(rows, {logits.data()}, nullptr); });
         if (step >= campaign.warmups) ms.push_back(taken);
       }
       campaign.add("decode",
@@ -137,11 +137,11 @@ void bench_request(Campaign& campaign) {
                          session.reset({0});
                          const double first = milliseconds([&] {
                            session.prefill({{0, tokens.data(), nullptr, length}}, {Route::Kind::Exact, 0},
-                                           logits.data(), nullptr);
+                                           {logits.data()}, nullptr);
                          });
                          const double rest = milliseconds([&] {
                            for (int64_t step = 0; step < steps; ++step)
-                             session.decode(next_tokens(1, tokens, length + step), logits.data(), nullptr);
+                             session.decode(next_tokens(1, tokens, length + step), {logits.data()}, nullptr);
                          });
                          if (i >= campaign.warmups) total.push_back(first + rest), prefill.push_back(first);
                        }

@@ -5,9 +5,13 @@ import fc from 'fast-check';
 
 import { SharedSteps } from '../../lib/shared-steps.js';
 
+interface Step {
+  readonly row: number;
+  readonly token: number;
+}
+
 interface Call {
   readonly rows: number[];
-  readonly tokens: number[];
   end(): void;
   fail(error: Error): void;
 }
@@ -22,57 +26,52 @@ async function turn(): Promise<void> {
 function fakeSession(rowCount: number) {
   const rows: number[][] = Array.from({ length: rowCount }, () => []);
   const calls: Call[] = [];
-  const steps = new SharedSteps(
-    (called, tokens, signal) =>
+  const shared = new SharedSteps<Step, Step>(
+    (asked, signal) =>
       new Promise((resolve, reject) => {
         signal?.addEventListener('abort', () => reject(signal.reason as Error));
         calls.push({
-          rows: called,
-          tokens: [...tokens],
+          rows: asked.map(({ row }) => row),
           end() {
             if (signal?.aborted) return;
-            called.forEach((row, i) => {
-              rows[row]?.push(tokens[i] as number);
-            });
-            resolve(Float32Array.from(called.flatMap((row, i) => [row, tokens[i] as number])));
+            for (const { row, token } of asked) rows[row]?.push(token);
+            resolve(asked);
           },
           fail: reject,
         });
       }),
   );
-  return { rows, calls, steps };
+  const step = (row: number, token: number, signal?: AbortSignal) => shared.step({ row, token }, signal);
+  return { rows, calls, step, flush: () => shared.flush() };
 }
 
 describe('shared decode steps', () => {
   it('begins a lone step at once and joins those asked for meanwhile', async () => {
-    const { calls, steps } = fakeSession(3);
-    const first = steps.step(2, 5);
+    const { calls, step } = fakeSession(3);
+    const first = step(2, 5);
     assert.equal(calls.length, 1);
-    const others = [steps.step(0, 6), steps.step(1, 7)];
+    const others = [step(0, 6), step(1, 7)];
     assert.equal(calls.length, 1);
     calls[0]?.end();
-    assert.deepEqual([...(await first)], [2, 5]);
+    assert.deepEqual(await first, { row: 2, token: 5 });
     // It comes back in the same turn, so the next step is of all three.
-    const again = steps.step(2, 8);
+    const again = step(2, 8);
     await turn();
     assert.deepEqual(calls[1]?.rows, [0, 1, 2]);
     calls[1]?.end();
-    assert.deepEqual(
-      (await Promise.all([...others, again])).map((logits) => [...logits]),
-      [
-        [0, 6],
-        [1, 7],
-        [2, 8],
-      ],
-    );
+    assert.deepEqual(await Promise.all([...others, again]), [
+      { row: 0, token: 6 },
+      { row: 1, token: 7 },
+      { row: 2, token: 8 },
+    ]);
   });
 
   it('runs a step again without the rows that were aborted, which stay as they were', async () => {
-    const { rows, calls, steps } = fakeSession(3);
-    steps.step(0, 1);
+    const { rows, calls, step } = fakeSession(3);
+    step(0, 1);
     const leaving = new AbortController();
-    const left = steps.step(1, 2, leaving.signal);
-    const staying = steps.step(2, 3);
+    const left = step(1, 2, leaving.signal);
+    const staying = step(2, 3);
     calls[0]?.end();
     await turn();
     assert.deepEqual(calls[1]?.rows, [1, 2]);
@@ -81,15 +80,15 @@ describe('shared decode steps', () => {
     await turn();
     assert.deepEqual(calls[2]?.rows, [2]);
     calls[2]?.end();
-    assert.deepEqual([...(await staying)], [2, 3]);
+    assert.deepEqual(await staying, { row: 2, token: 3 });
     assert.deepEqual(rows, [[1], [], [3]]);
   });
 
   it('gives each row its own error', async () => {
-    const { calls, steps } = fakeSession(3);
-    steps.step(0, 1);
-    const bad = steps.step(1, 2);
-    const good = steps.step(2, 3);
+    const { calls, step } = fakeSession(3);
+    step(0, 1);
+    const bad = step(1, 2);
+    const good = step(2, 3);
     calls[0]?.end();
     await turn();
     calls[1]?.fail(new Error('row 1 is full'));
@@ -101,14 +100,14 @@ describe('shared decode steps', () => {
     calls[2]?.fail(new Error('row 1 is full'));
     calls[3]?.end();
     await assert.rejects(bad, /row 1 is full/);
-    assert.deepEqual([...(await good)], [2, 3]);
+    assert.deepEqual(await good, { row: 2, token: 3 });
   });
 
   it('lets a call made later come later', async () => {
-    const { calls, steps } = fakeSession(2);
-    steps.step(0, 1);
-    steps.step(1, 2);
-    steps.flush();
+    const { calls, step, flush } = fakeSession(2);
+    step(0, 1);
+    step(1, 2);
+    flush();
     assert.deepEqual(
       calls.map((call) => call.rows),
       [[0], [1]],
@@ -122,16 +121,16 @@ describe('shared decode steps', () => {
     });
     await fc.assert(
       fc.asyncProperty(script, async (actions) => {
-        const { rows, calls, steps } = fakeSession(4);
+        const { rows, calls, step } = fakeSession(4);
         const expected: number[][] = rows.map(() => []);
         const settled: Promise<void>[] = [];
         let ended = 0;
         for (const [token, { row, abort, end }] of actions.entries()) {
           const controller = new AbortController();
           settled.push(
-            steps.step(row, token, controller.signal).then(
-              (logits) => {
-                assert.deepEqual([...logits], [row, token]);
+            step(row, token, controller.signal).then(
+              (result) => {
+                assert.deepEqual(result, { row, token });
                 expected[row]?.push(token);
               },
               (error: Error) => assert.equal(error.name, 'AbortError'),
