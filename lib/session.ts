@@ -1,4 +1,5 @@
 import {
+  checkBoolean,
   checkCallOptions,
   checkIds,
   checkInteger,
@@ -177,7 +178,6 @@ class SessionCache {
 
 export type { SessionCache };
 
-/** Prompts of a prefill: what each given row is to append. */
 /** Tokens to append to a row, and how the next is drawn. */
 interface Draw {
   readonly row: number;
@@ -186,6 +186,7 @@ interface Draw {
   readonly settings: readonly [number, number, number, number];
 }
 
+/** Prompts of a prefill: what each given row is to append. */
 interface Prompts {
   rows: number[];
   counts: number[];
@@ -255,9 +256,7 @@ export class Session implements Disposable {
     checkInteger(batch, 'batch', 1, 2 ** 20);
     checkInteger(capacity, 'capacity', 1, 2 ** 31 - 2);
     checkPrecision(precision);
-    if (typeof graphs !== 'boolean') {
-      throw new DuokvError('ERR_ARGUMENT', `graphs is ${show(graphs)}; it must be true or false`);
-    }
+    checkBoolean(graphs, 'graphs');
     const { session, ready } = callNow(() => model.native.createSession(batch, capacity, precision, graphs));
     const translated = callEngine(() => ready);
     translated.catch(() => {});

@@ -1,6 +1,6 @@
 import { existsSync } from 'node:fs';
 
-import { Command, Option } from 'commander';
+import { Command } from 'commander';
 
 import { PRECISIONS } from '../arguments.js';
 import type { Device } from '../device.js';
@@ -23,6 +23,7 @@ import {
 import { presetConfig, presetNames } from './model-config.js';
 import {
   type DeviceFlags,
+  listOption,
   nameList,
   openChosenDevice,
   positiveInteger,
@@ -174,11 +175,9 @@ export function benchLatencyCommand(): Command {
   const command = new Command('latency')
     .description('Time requests over a grid of shapes: designs and routes in blocks whose order rotates')
     .option('--designs <presets>', `presets, with commas (default: ${DEFAULT_PRESETS.join(',')})`, nameList)
-    .option('--routes <routes>', `any of ${ROUTES.join(', ')}, with commas`, nameList, ['exact', 'full'])
+    .addOption(listOption('--routes <routes>', `any of ${ROUTES.join(', ')}, with commas`, ['exact', 'full']))
     .addOption(
-      new Option('--precisions <policies>', `any of ${PRECISIONS.join(', ')}, with commas`)
-        .argParser(nameList)
-        .default(['fp32']),
+      listOption('--precisions <policies>', `any of ${PRECISIONS.join(', ')}, with commas`, ['fp32']),
     )
     .option(
       '--cells <shapes>',

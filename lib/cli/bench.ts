@@ -1,7 +1,7 @@
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 
-import { Command, Option } from 'commander';
+import { Command } from 'commander';
 
 import type { Device } from '../device.js';
 import { DuokvError } from '../errors.js';
@@ -11,7 +11,7 @@ import { benchLatencyCommand } from './bench-latency.js';
 import { presetConfig } from './model-config.js';
 import {
   type DeviceFlags,
-  nameList,
+  listOption,
   openChosenDevice,
   positiveInteger,
   withDevice,
@@ -193,13 +193,15 @@ export function benchCommand(): Command {
     .description(
       'Time prefill by route, a decode step, a request of both or a training step; medians over rounds that rotate the order',
     )
-    .option('--designs <presets>', 'presets to time, with commas', nameList, ['local-history-126m'])
+    .addOption(listOption('--designs <presets>', 'presets to time, with commas', ['local-history-126m']))
     .addOption(
-      new Option('--measure <kinds>', `any of ${MEASUREMENTS.join(', ')}, with commas`)
-        .argParser(nameList)
-        .default(['prefill', 'decode', 'train']),
+      listOption('--measure <kinds>', `any of ${MEASUREMENTS.join(', ')}, with commas`, [
+        'prefill',
+        'decode',
+        'train',
+      ]),
     )
-    .option('--routes <routes>', 'prefill routes, with commas', nameList, ['exact', 'full'])
+    .addOption(listOption('--routes <routes>', 'prefill routes, with commas', ['exact', 'full']))
     .option('--length <tokens>', 'prompt length', positiveInteger, 1792)
     .option('--train-length <tokens>', 'window length of the training step', positiveInteger, 2048)
     .option('--batch <rows>', 'rows', positiveInteger, 1)

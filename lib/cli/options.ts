@@ -38,6 +38,10 @@ export const nameList = (text: string): string[] => {
   return names;
 };
 
+/** An option that takes names with commas between them, and whose help shows its default so. */
+export const listOption = (flags: string, description: string, standard: readonly string[]): Option =>
+  new Option(flags, description).argParser(nameList).default(standard, standard.join(','));
+
 /** Collects `--set KEY=VALUE`; values that read as numbers are numbers. */
 export function collectSetting(
   text: string,

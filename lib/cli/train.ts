@@ -43,7 +43,7 @@ interface TrainOptions extends DeviceFlags, ConfigOptions {
   context: number;
   batch: number;
   microbatch?: number;
-  recompute: boolean;
+  recompute?: true;
   updates?: number;
   epochs: number;
   lr: number;
@@ -266,7 +266,7 @@ async function startRun(context: Context, group: Group, text: string | undefined
     context: options.context,
     batch: options.batch,
     microbatch,
-    recompute: options.recompute,
+    recompute: options.recompute === true,
     updates,
     lr: options.lr,
     warmup: options.warmup ?? Math.min(128, Math.ceil(updates / 10)),
@@ -371,7 +371,7 @@ export function trainCommand(): Command {
       'windows in one forward and backward pass (default: up to 4)',
       positiveInteger,
     )
-    .option('--recompute', 'rerun each layer in the backward pass: less memory, the same bits, slower', false)
+    .option('--recompute', 'rerun each layer in the backward pass: less memory, the same bits, slower')
     .option('--updates <count>', 'optimiser updates (default: one pass over the text)', positiveInteger)
     .option('--epochs <count>', 'passes over the text that updates may use', positiveInteger, 1)
     .option(

@@ -1,7 +1,15 @@
 import assert from 'node:assert/strict';
 
-import { type Device, Model, type ModelConfig, openDevice, type Session } from '../../lib/index.js';
-import { randomTokens, sameBits, small, smallDesigns } from '../api/support.js';
+import {
+  type Device,
+  type GeneratedToken,
+  type GenerateOptions,
+  Model,
+  type ModelConfig,
+  openDevice,
+  type Session,
+} from '../../lib/index.js';
+import { randomTokens, sameBits, small, smallDesigns, testBackend } from '../api/support.js';
 
 const { vocab } = small();
 
@@ -32,11 +40,19 @@ async function assertSameState(a: Session, b: Session): Promise<void> {
   for (const [name, bytes] of first) assert.ok(bytes.equals(second.get(name) as Buffer), name);
 }
 
+async function generated(session: Session, options: GenerateOptions): Promise<GeneratedToken[]> {
+  await session.reset([options.row ?? 0]);
+  const drawn: GeneratedToken[] = [];
+  for await (const token of session.generate(options)) drawn.push(token);
+  return drawn;
+}
+
 describe('graphs on the emulated card', () => {
   const before_ = process.env.DUOKV_CUDA;
   let device: Device;
   before(async () => {
-    process.env.DUOKV_CUDA = 'emulator';
+    // Tests that run on CUDA have their card from the environment.
+    if (testBackend === 'cpu') process.env.DUOKV_CUDA = 'emulator';
     device = await openDevice({ backend: 'cuda' });
   });
   after(async () => {
@@ -84,6 +100,33 @@ describe('graphs on the emulated card', () => {
       }
     });
   }
+
+  it('draws the tokens of launches, of rows that share steps, and of the CPU', async () => {
+    await using cpu = await openDevice({ backend: 'cpu' });
+    using model = await Model.create(device, onCard(small()), { seed: 3 });
+    using sameModel = await Model.create(cpu, onCard(small()), { seed: 3 });
+    using eager = model.session({ batch: 2, capacity: 40, graphs: false });
+    using graphed = model.session({ batch: 2, capacity: 40 });
+    using onCpu = sameModel.session({ batch: 2, capacity: 40 });
+    for (let round = 0; round < 3; round++) {
+      const requests = [0, 0.9].map((temperature, row) => ({
+        ...{ row, temperature, topP: 0.95, topK: 20, seed: round, maxTokens: 5 },
+        prompt: randomTokens(7, vocab, 10 * round + row),
+      }));
+      const alone: GeneratedToken[][] = [];
+      for (const request of requests) alone.push(await generated(eager, request));
+      const together = await Promise.all(requests.map((request) => generated(graphed, request)));
+      assert.deepEqual(together, alone, `round ${round}`);
+      for (const [row, request] of requests.entries()) {
+        const drawn = await generated(onCpu, request);
+        for (const [i, { token, logprob }] of drawn.entries()) {
+          assert.equal(alone[row]?.[i]?.token, token, `round ${round}, row ${row}, token ${i}`);
+          assert.ok(Math.abs((alone[row]?.[i]?.logprob as number) - logprob) < 1e-4);
+        }
+      }
+    }
+    assert.ok(graphed.graphs.recorded >= 2 && graphed.graphs.replayed >= 6, JSON.stringify(graphed.graphs));
+  });
 
   it('keeps at most 16 programs over many lengths, and stays right', async () => {
     using model = await Model.create(device, onCard(small()), { seed: 3 });
