@@ -55,7 +55,9 @@ describe('duokv inspect', () => {
     const { memory } = await duokvJson<Report>(args);
     const weights = 4 * 126_248_448;
     assert.ok(memory.training.total < 4 * 2 ** 30, 'training at 1 x 2048 takes more than 4 GiB');
-    assert.ok(memory.recomputed.total < memory.training.total - 2 ** 30);
+    const [kept, recomputed] = [memory.training.parts['workspace']!, memory.recomputed.parts['workspace']!];
+    assert.ok(recomputed < 0.4 * kept, `a workspace of ${recomputed} bytes instead of ${kept}`);
+    assert.equal(memory.training.total - memory.recomputed.total, kept - recomputed);
     assert.ok(memory.serving.parts['parameters']! >= weights);
     assert.equal(memory.training.parts['gradients'], memory.training.parts['parameters']);
   });
