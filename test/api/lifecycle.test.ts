@@ -10,7 +10,15 @@ import { Worker } from 'node:worker_threads';
 
 import { type Device, Model, openDevice, presets } from '../../lib/index.js';
 import { native } from '../../lib/native.js';
-import { randomBatch, randomTokens, rejectsWith, sameBits, small, temporaryDirectory } from './support.js';
+import {
+  randomBatch,
+  randomTokens,
+  rejectsWith,
+  sameBits,
+  small,
+  temporaryDirectory,
+  testBackend,
+} from './support.js';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const program = fileURLToPath(new URL('program.ts', import.meta.url));
@@ -29,18 +37,18 @@ const work = randomBatch(busy, 4, 512);
 describe('lifecycle', () => {
   let device: Device;
   beforeEach(async () => {
-    device = await openDevice({ backend: 'cpu' });
+    device = await openDevice({ backend: testBackend });
   });
   afterEach(() => device.close());
 
   it('says which device it opened, and why', async () => {
     const { backend, reason, threads, memory, libraries, fallbacks, attention } = device.info();
-    assert.equal(backend, 'cpu');
+    assert.equal(backend, testBackend);
     assert.equal(reason, 'requested');
     assert.ok(threads >= 1);
     assert.ok(memory.total > 0);
     assert.ok(
-      libraries.some((library) => library.startsWith('oneDNN')),
+      libraries.some((library) => library.startsWith(testBackend === 'cpu' ? 'oneDNN' : 'cuBLASLt')),
       libraries.join(),
     );
     assert.ok(attention.length > 0);

@@ -6,13 +6,13 @@ import { parentPort } from 'node:worker_threads';
 
 import { Model, openDevice, presets } from '../../lib/index.js';
 import { native } from '../../lib/native.js';
-import { randomBatch, randomTokens, small } from './support.js';
+import { randomBatch, randomTokens, small, testBackend } from './support.js';
 
 const busy = presets.localHistoryTiny({ window: 16 });
 
 /** Three long training steps in the queue. */
 async function startSteps(): Promise<void> {
-  const device = await openDevice({ backend: 'cpu' });
+  const device = await openDevice({ backend: testBackend });
   const model = await Model.create(device, busy);
   const trainer = model.trainer({ microbatch: 4 });
   for (let i = 0; i < 3; i++) trainer.step(randomBatch(busy, 4, 512)).catch(() => {});
@@ -21,7 +21,7 @@ async function startSteps(): Promise<void> {
 const modes: Record<string, () => Promise<void>> = {
   /** Prints the most and the least objects alive while sessions are made and dropped. */
   async collect() {
-    const device = await openDevice({ backend: 'cpu', threads: 1 });
+    const device = await openDevice({ backend: testBackend, threads: 1 });
     const model = await Model.create(device, small());
     let most = 0;
     for (let i = 0; i < 32; i++) {
@@ -39,7 +39,7 @@ const modes: Record<string, () => Promise<void>> = {
   },
   /** Nothing but the pending call keeps the process. */
   async finish() {
-    const device = await openDevice({ backend: 'cpu' });
+    const device = await openDevice({ backend: testBackend });
     const model = await Model.create(device, small());
     model
       .trainer()
@@ -48,7 +48,7 @@ const modes: Record<string, () => Promise<void>> = {
   },
   /** An open device does not keep it. */
   async idle() {
-    const device = await openDevice({ backend: 'cpu' });
+    const device = await openDevice({ backend: testBackend });
     await Model.create(device, small());
     console.log('idle');
   },
@@ -64,7 +64,7 @@ const modes: Record<string, () => Promise<void>> = {
   },
   /** Saves models whose parameters all have one value, another in every save, until it is killed. */
   async save() {
-    const device = await openDevice({ backend: 'cpu', threads: 1 });
+    const device = await openDevice({ backend: testBackend, threads: 1 });
     const model = await Model.create(device, small());
     for (let value = 1; ; value++) {
       for (const { name, elements } of model.plan.parameters) {
@@ -76,7 +76,7 @@ const modes: Record<string, () => Promise<void>> = {
   },
   /** Posts the logits of a fixed model. */
   async logits() {
-    const device = await openDevice({ backend: 'cpu' });
+    const device = await openDevice({ backend: testBackend });
     const model = await Model.create(device, small(), { seed: 1 });
     parentPort?.postMessage(Array.from(await model.logits({ tokens: randomTokens(6, 61), rows: 1 })));
   },

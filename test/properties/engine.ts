@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 
 import { type Device, Model, type ModelConfig, openDevice } from '../../lib/index.js';
+import { testBackend } from '../api/support.js';
 import type { Model as ReferenceModel } from '../reference/block.js';
 import { distanceOf, normOf } from '../reference/compare.js';
 import type { GradientEvaluation } from '../reference/model.js';
@@ -31,11 +32,11 @@ export function assertGradients(
   }
 }
 
-/** A CPU device for the tests of the calling `describe`. */
+/** A device of the tests' backend for the tests of the calling `describe`. */
 export function useDevice(threads = 2): { get current(): Device } {
   let device: Device | undefined;
   before(async () => {
-    device = await openDevice({ backend: 'cpu', threads });
+    device = await openDevice({ backend: testBackend, threads });
   });
   after(async () => {
     await device?.close();
