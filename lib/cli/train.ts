@@ -396,7 +396,7 @@ export function trainCommand(): Command {
     .option('--save-every <updates>', 'save a checkpoint this often', positiveInteger, 200)
     .addHelpText(
       'after',
-      '\nExamples:\n  $ duokv train docs/ --preset local-history-tiny --out runs/docs --context 128 --epochs 20 --lr 3e-3' +
+      '\nExamples:\n  $ duokv train docs/ --preset local-history-tiny --out runs/docs --context 128 --epochs 6 --lr 3e-3' +
         '\n  $ duokv train --resume runs/docs',
     );
   withPrecision(withDevice(withConfig(command)), 'fp32');
