@@ -69,6 +69,14 @@ bool in_program_image(const void* address) {
   return false;
 }
 
+// `address` is in the region.
+bool initialised(const Region& region, const void* address, size_t bytes) {
+  const char* const begin = static_cast<const char*>(address);
+  size_t i = 0;
+  while (i < bytes && region.contains(begin + i) && region.state(begin + i) == ByteState::kInitialised) ++i;
+  return i == bytes;
+}
+
 void check_states(Region& region, bool shared, const void* address, size_t bytes, Access access,
                   const void* pc) {
   const auto describe = [&](const void* p) {
@@ -92,9 +100,7 @@ void check_states(Region& region, bool shared, const void* address, size_t bytes
   }
 }
 
-}  // namespace
-
-void check_access(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
+void check_in_detail(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
   Region& global = device_memory().region;
   if (!in_kernel()) {
     if (global.contains(address)) {
@@ -104,7 +110,6 @@ void check_access(const void* address, size_t bytes, size_t alignment, Access ac
     }
     return;
   }
-  if (on_own_stack(address)) return;
   const bool shared = block().shared().region.contains(address);
   if (!shared && !global.contains(address)) {
     if (in_parameters(address) || in_program_image(address)) return;
@@ -116,6 +121,25 @@ void check_access(const void* address, size_t bytes, size_t alignment, Access ac
           bytes, verb(access), shared ? "shared" : "global", address, alignment, source_of(pc).c_str());
   }
   check_states(shared ? block().shared().region : global, shared, address, bytes, access, pc);
+}
+
+}  // namespace
+
+void check_access(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
+  static const Region& global = device_memory().region;
+  Block& b = block();
+  if (b.running) {
+    if (on_own_stack(address)) return;
+    // Most accesses are of initialised bytes.
+    const Region& shared = b.shared().region;
+    const Region& region = shared.contains(address) ? shared : global;
+    if (region.contains(address) && (reinterpret_cast<uintptr_t>(address) & (alignment - 1)) == 0 &&
+        initialised(region, address, bytes))
+      return;
+  } else if (!global.contains(address)) {
+    return;
+  }
+  check_in_detail(address, bytes, alignment, access, pc);
 }
 
 void note_access(const void* address, size_t bytes, size_t alignment, Access access) {

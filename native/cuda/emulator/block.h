@@ -114,7 +114,12 @@ struct Block {
   void* next_sync_object() { return sync_objects ? &sync_objects[sync_index++ % kSyncObjects] : nullptr; }
 };
 
-Block& block();
+Block& the_block();
+// Always inline, as every access asks for it.
+[[gnu::always_inline]] inline Block& block() {
+  static Block& only = the_block();
+  return only;
+}
 
 // Turns an access to an inaccessible page by a running thread into a fault of its kernel.
 void install_fault_handler();

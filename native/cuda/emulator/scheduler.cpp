@@ -64,7 +64,7 @@ uint64_t next_random() {  // xorshift64*
   return random_state * 0x2545F4914F6CDD1D;
 }
 
-Block& block() {
+Block& the_block() {
   static Block instance;
   return instance;
 }
