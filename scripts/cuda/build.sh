@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the CUDA backend, libduokv_cuda.so, with nvcc for sm_80 (and as PTX for later cards) and sm_90a, warnings and
-# register spills as errors, and links the test programs that scripts/gpu/run.sh runs on a GPU.
+# register spills as errors, and links the test programs that scripts/gpu/run.sh runs on a GPU. How launchers launch the
+# kernels goes to launches.txt, for scripts/cuda/kernels.mjs.
 #
 #   scripts/cuda/build.sh [output folder]          default: build/cuda
 #
@@ -84,21 +85,24 @@ if finds nccl.h; then nccl=(native/dist/nccl/nccl.cu); else echo "no nccl.h: bui
 
 "$nvcc" --version | sed -n 's/^Cuda compilation tools, /nvcc /p'
 # The largest files first, so that none of them is left for the end.
-mapfile -t sources < <(ls -S native/cuda/*.cu native/cuda/test/*.cu "${nccl[@]}")
+launches=(native/tools/cuda_launches.cu native/tools/cuda_launches_runtime.cpp)
+mapfile -t sources < <(ls -S native/cuda/*.cu native/cuda/test/*.cu "${nccl[@]}" "${launches[@]}")
 if [ "$(cat "$out/flags" 2>/dev/null)" != "$nvcc ${flags[*]}" ]; then
   rm -f "$out"/*.o
   echo "$nvcc ${flags[*]}" >"$out/flags"
 fi
+ships() { [[ $1 != */test/* && $1 != */tools/* ]]; }
+object_of() { echo "$out/$(basename "${1%.*}").o"; }
 compile() {
   local source=$1 object limits=()
-  object=$out/$(basename "$source" .cu).o
+  object=$(object_of "$source")
   # A header that changed may concern every file.
   if [ -e "$object" ] && [ -z "$(find native/cuda native/ops native/dist '(' -name '*.h' -o -name '*.cuh' -o -path "$source" ')' \
     -newer "$object" -print -quit)" ]; then
     return
   fi
   # Tests are compiled too, to run on a GPU; only kernels that ship are held to the limits on spills.
-  [[ $source == */test/* ]] || limits=(-Xptxas -v,--warn-on-spills,-Werror)
+  ships "$source" && limits=(-Xptxas -v,--warn-on-spills,-Werror)
   local start=$SECONDS
   if ! "$nvcc" "${flags[@]}" "${limits[@]}" -c "$source" -o "$object" >"$object.log" 2>&1; then
     cat "$object.log" >&2
@@ -124,7 +128,7 @@ done
 
 objects=()
 for source in "${sources[@]}"; do
-  [[ $source == */test/* ]] || objects+=("$out/$(basename "$source" .cu).o")
+  ! ships "$source" || objects+=("$(object_of "$source")")
 done
 "$nvcc" -shared -cudart static "${link_flags[@]}" -Xlinker -z,defs,--exclude-libs,ALL "${objects[@]}" \
   -o "$out/libduokv_cuda.so"
@@ -136,6 +140,8 @@ for test in "${sources[@]}"; do
   name=$(basename "$test" .cu)
   "$nvcc" -cudart static "${link_flags[@]}" "$out/$name.o" "$out/libkernels.a" -o "$out/$name"
 done
+"$nvcc" -cudart none "$out"/cuda_launches{,_runtime}.o "$out/libkernels.a" -o "$out/cuda_launches"
+"$out/cuda_launches" | sort -u >"$out/launches.txt"
 mkdir -p build/Release
 cp "$out/libduokv_cuda.so" build/Release/
 echo "linked $out/libduokv_cuda.so from ${#objects[@]} files, and the test programs"

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 
 // @ts-expect-error a script without types
-import { faults, parseLog, warpsPerSm } from '../../scripts/cuda/kernels.mjs';
+import { blocksPerSm, faults, parseLaunches, parseLog } from '../../scripts/cuda/kernels.mjs';
 // @ts-expect-error a script without types
 import { faultsOf, kernelsOf } from '../../scripts/cuda/sass.mjs';
 
@@ -27,25 +27,46 @@ describe('the checks of what nvcc made of the kernels', () => {
     assert.deepEqual(kernel, {
       symbol: 'attention_mma_kernel',
       architecture: 'sm_80',
-      stack: 0,
+      local: 0,
       spills: 0,
       registers: 168,
       shared: 2048,
     });
   });
 
-  it('counts the warps that registers leave room for', () => {
-    const expected = [
-      [16, 64],
-      [32, 64],
-      [33, 48],
-      [40, 48],
-      [64, 32],
-      [128, 16],
-      [168, 12],
-      [255, 8],
+  it('reads the largest launch of each kernel', () => {
+    const launches = parseLaunches('_Za 128 1024\n_Za 256 512\n_Za 64 1024\n_Zb 32 0\n_Zb 256 0\n');
+    assert.deepEqual(Object.fromEntries(launches), {
+      _Za: { threads: 128, dynamic: 1024 },
+      _Zb: { threads: 256, dynamic: 0 },
+    });
+  });
+
+  it('counts the blocks that an SM holds', () => {
+    const blocks = (registers: number, threads: number, shared = 0, dynamic = 0, architecture = 'sm_80') =>
+      blocksPerSm({ architecture, registers, threads, shared, dynamic });
+    // By warps, and by blocks.
+    assert.equal(blocks(16, 256), 8);
+    assert.equal(blocks(16, 32), 32);
+    assert.equal(blocks(16, 48), 32);
+    // By registers, of which a warp takes multiples of 256 and a partition has 16,384.
+    const byRegisters = [
+      [32, 16],
+      [33, 12],
+      [64, 8],
+      [128, 4],
+      [168, 3],
+      [169, 2],
+      [255, 2],
     ];
-    for (const [registers, warps] of expected) assert.equal(warpsPerSm(registers), warps, `${registers}`);
+    for (const [registers, expected] of byRegisters) assert.equal(blocks(registers, 128), expected);
+    assert.equal(blocks(255, 288), 0);
+    // By shared memory, 1 KiB of a block's being the system's.
+    assert.equal(blocks(32, 128, 0, 81 * 1024), 2);
+    assert.equal(blocks(32, 128, 1, 81 * 1024), 1);
+    assert.equal(blocks(32, 128, 1, 81 * 1024, 'sm_90a'), 2);
+    assert.equal(blocks(32, 128, 0, 163 * 1024), 1);
+    assert.equal(blocks(32, 128, 0, 164 * 1024), 0);
   });
 
   it('finds spills and arrays in local memory of hot kernels only', () => {
