@@ -3,13 +3,19 @@
 # the programs gpu_bench and golden, stripped; and into build/gpu.tar.xz, the one file to take to that machine beside
 # the repository. It then needs a driver, cuBLASLt and Python, no toolkit.
 #
-#   scripts/gpu/prepare.sh [folder of more golden cases]
+#   scripts/gpu/prepare.sh [--with-node] [folder of more golden cases]
 #
+# --with-node adds what scripts/gpu/with-node.sh needs: Node, the addon, the tests and their packages.
 # DUOKV_CUDA_ARCH is the card's architecture, 90a by default. Objects are kept in build/gpu-objects and build/gpu-tools,
 # so that a second run compiles what changed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=build/gpu
+with_node=
+if [ "${1:-}" = --with-node ]; then
+  with_node=1
+  shift
+fi
 cases=${1:-}
 
 # The machine that measures may have no git history.
@@ -32,6 +38,12 @@ done
 echo "$commit" >"$out/commit"
 contents=(bin commit)
 [ -z "$cases" ] || contents+=(cases)
+if [ -n "$with_node" ]; then
+  node scripts/setup.mjs
+  node scripts/prebuilds.mjs
+  node scripts/gpu/node-tree.mjs "$out/node"
+  contents+=(node)
+fi
 tar -cJf "$out.tar.xz" -C "$out" "${contents[@]}"
 touch "$out/commit" # what run.sh compares the archive with
 du -h "$out.tar.xz"
