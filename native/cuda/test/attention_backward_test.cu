@@ -16,14 +16,6 @@ const char* name(ProductMode mode) {
   return mode == ProductMode::BF16 ? "BF16" : mode == ProductMode::TF32x3 ? "TF32x3" : "FP32";
 }
 
-// Choices 0, 1 and 2: all of them on a GPU, one per seed on the emulator, where three would take too long.
-template <class F>
-void for_each_choice(F body) {
-  for (size_t i = 0; i < 3; ++i) {
-    if (!kEmulated || current_seed % 3 == i) body(i);
-  }
-}
-
 struct Gradients {
   std::vector<float> dq;
   std::vector<std::vector<float>> dk, dv;  // by bank

@@ -195,6 +195,14 @@ void for_each_architecture(F body) {
 }
 #endif
 
+// Choices 0, 1 and 2: all of them on a GPU, one per seed on the emulator, where three would take too long.
+template <class F>
+void for_each_choice(F body) {
+  for (size_t i = 0; i < 3; ++i) {
+    if (!kEmulated || current_seed % 3 == i) body(i);
+  }
+}
+
 inline void run_case(const Case& test, uint64_t seed) {
   start_seed(seed);
   const int races_before = races();
