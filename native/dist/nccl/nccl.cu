@@ -110,7 +110,7 @@ struct Transport {
   const Nccl& nccl = Nccl::get();
   ops::Device* device;
   ncclComm_t comm = nullptr;
-  cuda::Stream stream;
+  cuda::Stream stream{/*planning=*/false};
   cudaEvent_t ready = nullptr;   // the device's stream has computed what is to be summed
   cudaEvent_t summed = nullptr;  // `stream` has summed all that was begun
 };
