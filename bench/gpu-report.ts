@@ -2,6 +2,8 @@
 
 import { existsSync, readFileSync } from 'node:fs';
 
+import { table } from './markdown.js';
+
 const records = new URL('records/gpu/', import.meta.url);
 
 type Row = Record<string, unknown> & { median: number };
@@ -27,12 +29,6 @@ const ms = (value: number | undefined) =>
 const count = (value: unknown) => Number(value).toLocaleString('en', { maximumFractionDigits: 0 });
 const mode = (row: Row) => `${row['precision']}${row['graphs'] === true ? ', graphs' : ''}`;
 const unique = (values: unknown[]) => [...new Set(values.map(String))];
-
-function table(head: string[], body: string[][]): string[] {
-  if (body.length === 0) return [];
-  const line = (cells: string[]) => `| ${cells.join(' | ')} |`;
-  return [line(head), line(head.map(() => '---')), ...body.map(line), ''];
-}
 
 /** One line per `label`, one column per precision, without and with graphs. */
 function byMode(rows: Row[], head: string, label: (row: Row) => string): string[] {

@@ -8,11 +8,12 @@
 // peers.ts says what the scripts print; without them only duokv is timed. `npm run bench:report` turns records into
 // docs/performance.md.
 
-import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
+import { replaceFile } from '../lib/cli/replace-file.js';
 import { describeMachine } from '../lib/cli/version.js';
 import { deviceThreads, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
 import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
@@ -99,8 +100,7 @@ const record: CampaignRecord =
 function keep(): void {
   if (out === undefined) return;
   mkdirSync(dirname(out), { recursive: true });
-  writeFileSync(`${out}.new`, `${JSON.stringify(record, null, 1)}\n`);
-  renameSync(`${out}.new`, out);
+  replaceFile(out, `${JSON.stringify(record, null, 1)}\n`);
 }
 
 function add(result: Result): void {

@@ -2,13 +2,14 @@
 // process's high-water mark belongs to one program.
 //
 // Usage: npx tsx bench/memory.ts [--out bench/records/memory.json]
-import { execFile } from 'node:child_process';
 import { readFile, writeFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
-import { parseArgs, promisify } from 'node:util';
+import { parseArgs } from 'node:util';
 
+import { syntheticTokens } from '../lib/cli/synthetic-tokens.js';
 import { describeMachine } from '../lib/cli/version.js';
 import { type MemoryProgram, Model, openDevice, predictMemory, presets } from '../lib/index.js';
+import { run } from './processes.js';
 
 const CONFIG = presets.localHistory126M();
 const PROGRAMS: Readonly<Record<string, MemoryProgram>> = {
@@ -30,7 +31,7 @@ async function resident(field: 'VmHWM' | 'VmRSS'): Promise<number> {
   return Number(kibibytes) * 1024;
 }
 
-const tokens = (count: number) => Int32Array.from({ length: count }, (_, i) => (i * 7919) % CONFIG.vocab);
+const tokens = (count: number) => syntheticTokens(count, CONFIG.vocab);
 
 /** Does a program on a fresh device; gives the bytes predicted and those that the process grew by. */
 async function measure(program: MemoryProgram) {
@@ -74,8 +75,8 @@ if (values.program !== undefined) {
   const results: Record<string, Awaited<ReturnType<typeof measure>>> = {};
   for (const name of Object.keys(PROGRAMS)) {
     const script = fileURLToPath(import.meta.url);
-    const { stdout } = await promisify(execFile)('npx', ['tsx', script, '--program', name]);
-    results[name] = JSON.parse(stdout);
+    const { lines } = await run('npx', ['tsx', script, '--program', name]);
+    results[name] = JSON.parse(lines.join(''));
     console.error(name, results[name]);
   }
   const record = {

@@ -2,10 +2,11 @@
 
 import { type LatencyRecord, summarise } from '../lib/cli/latency-campaign.js';
 import { presetConfig } from '../lib/cli/model-config.js';
+import { median } from '../lib/cli/statistics.js';
 import { cacheBytes } from '../lib/plan.js';
+import { machineLine, table } from './markdown.js';
 import { bars, draw, lines } from './plots.js';
 import type { OperationsRecord } from './record.js';
-import { machineLine, table } from './report-targets.js';
 import { time } from './targets.js';
 
 export async function latencySection(record: LatencyRecord, link: string): Promise<string[]> {
@@ -89,7 +90,7 @@ export async function operationsSection(record: OperationsRecord, link: string):
       record.operations.map(({ operation, mode, ms, gflops, gbytes, share }) => [
         operation,
         mode,
-        time(ms.toSorted((a, b) => a - b)[ms.length >> 1] as number),
+        time(median(ms)),
         gflops > 0 ? gflops.toFixed(1) : '–',
         gbytes > 0 ? gbytes.toFixed(1) : '–',
         `${(100 * share).toFixed(0)} %`,

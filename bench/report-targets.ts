@@ -1,23 +1,12 @@
 // The targets campaign's part of docs/performance.md.
 
 import { median } from '../lib/cli/statistics.js';
+import { machineLine, table } from './markdown.js';
 import type { CampaignRecord, Result } from './record.js';
 import { ceilings, targetRows, time } from './targets.js';
 
 const gibibytes = (bytes: number) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 const number = (value: number) => value.toLocaleString('en');
-
-export function machineLine(machine: Record<string, unknown>): string {
-  return (
-    `${machine['cpu']}, ${machine['threads']} threads, Node ${machine['node']}, ` +
-    `commit \`${String(machine['commit']).slice(0, 12)}\``
-  );
-}
-
-export function table(header: string[], rows: string[][]): string[] {
-  const line = (cells: string[]) => `| ${cells.join(' | ')} |`;
-  return [line(header), line(header.map(() => '---')), ...rows.map(line), ''];
-}
 
 function what({ measure, design, route, batch, length }: Result): string {
   const shape = `${batch} x ${number(length)}`;

@@ -18,7 +18,6 @@ import {
   readRecord,
   runCampaign,
   summarise,
-  writeRecord,
 } from './latency-campaign.js';
 import { presetConfig, presetNames } from './model-config.js';
 import {
@@ -31,6 +30,7 @@ import {
   withDevice,
 } from './options.js';
 import { formatSeconds, formatTable, withProgress } from './output.js';
+import { replaceFile } from './replace-file.js';
 import { defineAction, UsageError } from './run.js';
 import { describeMachine } from './version.js';
 
@@ -225,7 +225,7 @@ export function benchLatencyCommand(): Command {
           spentMs += now - last;
           last = now;
           expectedMs += blockMs(record.cells[cell] as Cell);
-          if (out !== undefined) writeRecord(out, record);
+          if (out !== undefined) replaceFile(out, `${JSON.stringify(record)}\n`);
           const { batch, prompt } = record.cells[cell] as Cell;
           const detail = `${batch} x ${prompt}, about ${formatSeconds(leftMs() / 1000)} left`;
           progress.update(record.runs.length, detail);

@@ -20,6 +20,7 @@ import {
 import { formatTable, withProgress } from './output.js';
 import { defineAction, UsageError } from './run.js';
 import { median } from './statistics.js';
+import { syntheticTokens } from './synthetic-tokens.js';
 import { describeMachine } from './version.js';
 
 const MEASUREMENTS = ['prefill', 'decode', 'request', 'train'] as const;
@@ -57,16 +58,14 @@ async function timed(work: () => Promise<unknown>): Promise<number> {
 
 /** `rows` rows of tokens that use the whole vocabulary, with the next token as target. */
 function syntheticBatch(rows: number, length: number, vocab: number) {
-  const token = (index: number) => (index * 7919 + 13) % vocab;
-  const tokens = Int32Array.from({ length: rows * length }, (_, index) => token(index));
   const documentIds = BigInt64Array.from({ length: rows * length }, (_, index) =>
     BigInt(Math.floor(index / length)),
   );
   return {
     rows,
-    tokens,
+    tokens: syntheticTokens(rows * length, vocab),
     documentIds,
-    targets: tokens.map((_, index) => token(index + 1)),
+    targets: syntheticTokens(rows * length, vocab, 1),
     targetDocumentIds: documentIds,
   };
 }

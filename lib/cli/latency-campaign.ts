@@ -1,4 +1,4 @@
-import { readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 
 import type { Device } from '../device.js';
 import { Model } from '../model.js';
@@ -7,6 +7,7 @@ import { countFlops, type ModelConfig } from '../plan.js';
 import type { Session } from '../session.js';
 import { presetConfig } from './model-config.js';
 import { median, pairedRatio } from './statistics.js';
+import { syntheticTokens } from './synthetic-tokens.js';
 
 /*
  * The latency campaign of protocols section 4. A request is a prefill of N tokens for B rows and D teacher-forced
@@ -91,16 +92,6 @@ export const NOTE =
 export function readRecord(file: string): LatencyRecord {
   return JSON.parse(readFileSync(file, 'utf8')) as LatencyRecord;
 }
-
-/** Replaces the file in one step: a reader, or the next run, finds the old record or the new one. */
-export function writeRecord(file: string, record: LatencyRecord): void {
-  writeFileSync(`${file}.new`, `${JSON.stringify(record)}\n`);
-  renameSync(`${file}.new`, file);
-}
-
-/** `count` tokens that use the whole vocabulary. */
-const syntheticTokens = (count: number, vocab: number, start = 0) =>
-  Int32Array.from({ length: count }, (_, index) => ((start + index) * 7919 + 13) % vocab);
 
 async function timeRequest(
   session: Session,
