@@ -10,57 +10,12 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bench/ceilings.h"
 #include "cpu/cpu.h"
 #include "cpu/device.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench/attention_bench.cpp"
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-
-HWY_BEFORE_NAMESPACE();
-namespace duokv::bench {
-namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-// `rounds` rounds of ten independent fused multiply-adds; returns their number of operations.
-double multiply_add(int64_t rounds, float* sink) {
-  const hn::ScalableTag<float> f;
-  const auto x = hn::Set(f, 0.999f), y = hn::Set(f, 1e-3f);
-  // Different values, or the compiler would find ten times the same chain.
-  auto a = x, b = a + y, c = b + y, d = c + y, e = d + y, g = e + y, h = g + y, i = h + y, j = i + y,
-       k = j + y;
-  for (int64_t round = 0; round < rounds; ++round) {
-    a = hn::MulAdd(a, x, y), b = hn::MulAdd(b, x, y), c = hn::MulAdd(c, x, y), d = hn::MulAdd(d, x, y);
-    e = hn::MulAdd(e, x, y), g = hn::MulAdd(g, x, y), h = hn::MulAdd(h, x, y), i = hn::MulAdd(i, x, y);
-    j = hn::MulAdd(j, x, y), k = hn::MulAdd(k, x, y);
-  }
-  const auto sum = ((a + b) + (c + d)) + ((e + g) + (h + i)) + (j + k);
-  *sink = hn::GetLane(hn::SumOfLanes(f, sum));
-  return 20.0 * static_cast<double>(rounds) * static_cast<double>(hn::Lanes(f));
-}
-
-float read_memory(const float* x, int64_t n) {
-  const hn::ScalableTag<float> f;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(f));
-  auto a = hn::Zero(f), b = a, c = a, d = a;
-  for (int64_t i = 0; i + 4 * lanes <= n; i += 4 * lanes) {
-    a = a + hn::LoadU(f, x + i), b = b + hn::LoadU(f, x + i + lanes);
-    c = c + hn::LoadU(f, x + i + 2 * lanes), d = d + hn::LoadU(f, x + i + 3 * lanes);
-  }
-  return hn::GetLane(hn::SumOfLanes(f, (a + b) + (c + d)));
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace duokv::bench
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace duokv::bench {
 namespace {
-
-HWY_EXPORT(multiply_add);
-HWY_EXPORT(read_memory);
 
 const ops::OpTable& table() { return cpu::op_table(); }
 
@@ -89,21 +44,6 @@ std::vector<float> normals(int64_t n) {
   return values;
 }
 
-double fma_rate(ops::Device* device) {
-  const int32_t threads = device->pool.threads();
-  double operations = 0;
-  const double seconds = best([&] {
-    operations = 0;
-    std::vector<double> each(static_cast<size_t>(threads) * 8);
-    device->pool.run(static_cast<int64_t>(each.size()), [&](int64_t chunk, int32_t) {
-      float sink;
-      each[static_cast<size_t>(chunk)] = HWY_DYNAMIC_DISPATCH(multiply_add)(2'000'000, &sink);
-    });
-    for (double x : each) operations += x;
-  });
-  return operations / seconds;
-}
-
 double product_rate(ops::Device* device) {
   const int64_t m = 2048, n = 768, k = 768;
   const std::vector<float> x = normals(m * k), w = normals(n * k);
@@ -119,19 +59,6 @@ double product_rate(ops::Device* device) {
                                 .round_output = false,
                                 .mode = ops::ProductMode::FP32};
   return 2.0 * m * n * k / best([&] { check(table().linear_forward(device, &args)); });
-}
-
-double read_rate(ops::Device* device) {
-  const int64_t n = int64_t{1} << 26, chunks = 256;
-  const std::vector<float> x = normals(n);
-  std::vector<float> sums(chunks);
-  const double seconds = best([&] {
-    device->pool.run(chunks, [&](int64_t chunk, int32_t) {
-      sums[static_cast<size_t>(chunk)] =
-          HWY_DYNAMIC_DISPATCH(read_memory)(x.data() + chunk * (n / chunks), n / chunks);
-    });
-  });
-  return 4.0 * static_cast<double>(n) / seconds;
 }
 
 struct Shape {
@@ -240,7 +167,11 @@ class Problem {
 void run(int32_t threads) {
   ops::Device* device = nullptr;
   check(table().open("", threads, &device));
-  const double fma = fma_rate(device), product = product_rate(device), memory = read_rate(device);
+  Ceilings ceilings(device);
+  double fma = 0, memory = 0;
+  for (int sample = 0; sample < 7; ++sample)
+    fma = std::max(fma, ceilings.flops()), memory = std::max(memory, ceilings.read());
+  const double product = product_rate(device);
   std::printf(
       "%d threads: multiply-adds %.1f GFLOP/s, product 2048 x 768 x 768 %.1f GFLOP/s, reading %.1f GB/s\n",
       device->pool.threads(), fma / 1e9, product / 1e9, memory / 1e9);
@@ -285,4 +216,3 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) duokv::bench::run(std::atoi(argv[i]));
   if (argc < 2) duokv::bench::run(1), duokv::bench::run(0);
 }
-#endif

@@ -11,71 +11,19 @@
 #include <string>
 #include <vector>
 
+#include "bench/ceilings.h"
 #include "cpu/device.h"
 #include "cpu/onednn_product.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench/linear_bench.cpp"
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-
-HWY_BEFORE_NAMESPACE();
-namespace duokv::bench {
-namespace HWY_NAMESPACE {
-namespace {
-namespace hn = hwy::HWY_NAMESPACE;
-
-// `steps` times twelve independent multiply-adds; returns the floating-point operations done.
-double multiply_adds(int64_t steps, float* sink) {
-  const hn::ScalableTag<float> d;
-  const auto x = hn::Set(d, 0.999f), y = hn::Set(d, 1e-3f);
-  // Unlike starts, or the compiler would merge the chains.
-  auto a = hn::Set(d, 0.01f), b = hn::Set(d, 0.02f), c = hn::Set(d, 0.03f), e = hn::Set(d, 0.04f);
-  auto f = hn::Set(d, 0.05f), g = hn::Set(d, 0.06f), h = hn::Set(d, 0.07f), i = hn::Set(d, 0.08f);
-  auto j = hn::Set(d, 0.09f), k = hn::Set(d, 0.11f), l = hn::Set(d, 0.12f), m = hn::Set(d, 0.13f);
-  for (int64_t step = 0; step < steps; ++step) {
-    a = hn::MulAdd(a, x, y), b = hn::MulAdd(b, x, y), c = hn::MulAdd(c, x, y), e = hn::MulAdd(e, x, y);
-    f = hn::MulAdd(f, x, y), g = hn::MulAdd(g, x, y), h = hn::MulAdd(h, x, y), i = hn::MulAdd(i, x, y);
-    j = hn::MulAdd(j, x, y), k = hn::MulAdd(k, x, y), l = hn::MulAdd(l, x, y), m = hn::MulAdd(m, x, y);
-  }
-  const auto low = hn::Add(hn::Add(hn::Add(a, b), hn::Add(c, e)), hn::Add(f, g));
-  const auto high = hn::Add(hn::Add(hn::Add(h, i), hn::Add(j, k)), hn::Add(l, m));
-  *sink = hn::GetLane(hn::SumOfLanes(d, hn::Add(low, high)));
-  return static_cast<double>(steps) * 24.0 * static_cast<double>(hn::Lanes(d));
-}
-
-float sum(const float* x, int64_t n) {
-  const hn::ScalableTag<float> d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  auto a = hn::Zero(d), b = a, c = a, e = a;
-  for (int64_t i = 0; i + 4 * lanes <= n; i += 4 * lanes) {
-    a = hn::Add(a, hn::LoadU(d, x + i)), b = hn::Add(b, hn::LoadU(d, x + i + lanes));
-    c = hn::Add(c, hn::LoadU(d, x + i + 2 * lanes)), e = hn::Add(e, hn::LoadU(d, x + i + 3 * lanes));
-  }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(a, b), hn::Add(c, e))));
-}
-
-}  // namespace
-}  // namespace HWY_NAMESPACE
-}  // namespace duokv::bench
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 #include "test/harness.h"
 
 namespace duokv::bench {
 namespace {
-
-HWY_EXPORT(multiply_adds);
-HWY_EXPORT(sum);
 
 using test::Array;
 using test::check;
 using test::table;
 using Mode = ops::ProductMode;
 
-constexpr int64_t kPiece = int64_t{1} << 18;  // floats of one piece of the reading ceiling
-constexpr int64_t kReadPieces = 64;           // 64 MiB at a time
 constexpr int64_t kSpread = int64_t{192}
                             << 20;  // bytes of weights a decode case goes through, more than any cache
 
@@ -88,9 +36,7 @@ double seconds(const std::function<void()>& call) {
 class Bench {
  public:
   Bench(ops::Device* device, int argc, char** argv)
-      : device_(device),
-        wanted_(argv + 1, argv + argc),
-        memory_(device, test::Rng(1).normals(4 * kPiece * kReadPieces)) {}
+      : device_(device), wanted_(argv + 1, argv + argc), ceilings_(device) {}
 
   // A case: `call(i)` is the i-th of a series that goes through all copies of its weights.
   void run(const std::string& name, Mode mode, int64_t m, int64_t k, int64_t n, double flops, double bytes,
@@ -110,9 +56,9 @@ class Bench {
         best_onednn = std::min(best_onednn, other);
         spent += other;
       }
-      if (i % 8 != 0 && i > 7) continue;
-      flops_peak = std::max(flops_peak, flops_ceiling());
-      read_peak = std::max(read_peak, read_ceiling(i));
+      if (i % 64 != 0 && i > 7) continue;
+      flops_peak = std::max(flops_peak, ceilings_.flops());
+      read_peak = std::max(read_peak, ceilings_.read());
     }
     const double roof = std::max(flops / flops_peak, bytes / read_peak);
     std::printf(
@@ -135,36 +81,9 @@ class Bench {
   ops::Device* device() const { return device_; }
 
  private:
-  double flops_ceiling() {
-    const int32_t threads = device_->pool.threads();
-    std::vector<float> sinks(static_cast<size_t>(threads) * 16);
-    std::vector<double> done(sinks.size());
-    const double taken = seconds([&] {
-      device_->pool.run(threads, [&](int64_t chunk, int32_t) {
-        const size_t at = static_cast<size_t>(chunk) * 16;
-        done[at] = HWY_DYNAMIC_DISPATCH(multiply_adds)(200000, &sinks[at]);
-      });
-    });
-    double sum = 0;
-    for (double flops : done) sum += flops;
-    return sum / taken;
-  }
-
-  // Another quarter of the memory each time, so that no cache holds it.
-  double read_ceiling(int64_t round) {
-    const float* from = memory_.data() + round % 4 * kPiece * kReadPieces;
-    std::vector<float> sums(static_cast<size_t>(kReadPieces));
-    const double taken = seconds([&] {
-      device_->pool.run(kReadPieces, [&](int64_t chunk, int32_t) {
-        sums[static_cast<size_t>(chunk)] = HWY_DYNAMIC_DISPATCH(sum)(from + chunk * kPiece, kPiece);
-      });
-    });
-    return static_cast<double>(kReadPieces * kPiece) * 4 / taken;
-  }
-
   ops::Device* device_;
   std::vector<std::string> wanted_;
-  Array<float> memory_;
+  Ceilings ceilings_;
 };
 
 struct Layer {
@@ -289,4 +208,3 @@ int main(int argc, char** argv) {
     loss(bench, mode, 2048);
   }
 }
-#endif
