@@ -22,6 +22,7 @@
 
 #include "cpu/cpu.h"
 #include "ops/ops.h"
+#include "test/non_finite.h"
 
 namespace duokv::test {
 
@@ -125,22 +126,11 @@ bool expect_bitwise(const std::string& what, const std::vector<T>& got, const st
   return true;
 }
 
-inline constexpr float kNonFinite[] = {std::numeric_limits<float>::infinity(),
-                                       -std::numeric_limits<float>::infinity(),
-                                       std::numeric_limits<float>::quiet_NaN()};
-
 // The elements that are not finite are those of `where`, which ascends.
 inline bool expect_non_finite_at(const std::string& what, const std::vector<float>& got,
                                  const std::vector<size_t>& where) {
-  std::vector<size_t> found;
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (!std::isfinite(got[i])) found.push_back(i);
-  }
-  const auto [at, wanted] = std::mismatch(found.begin(), found.end(), where.begin(), where.end());
-  if (at == found.end() && wanted == where.end()) return true;
-  const bool lost = at == found.end() || (wanted != where.end() && *wanted < *at);
-  return expect(false, "%s: element %zu is %s", what.c_str(), lost ? *wanted : *at,
-                lost ? "finite" : "not finite");
+  const std::string wrong = wrong_non_finite(got, where);
+  return expect(wrong.empty(), "%s: %s", what.c_str(), wrong.c_str());
 }
 
 // ---- the device under test

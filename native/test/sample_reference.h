@@ -101,6 +101,54 @@ inline std::string wrong_sample(const SampleProblem& p, int64_t row, const Sampl
   return fail("it is not the one that was drawn");
 }
 
+// A problem and the tokens that are drawn from it.
+struct SampleExpectation {
+  SampleProblem problem;
+  std::vector<int32_t> tokens;
+};
+
+// Of equal logits the first are kept, and the first is the likeliest.
+inline SampleExpectation samples_of_ties() {
+  SampleProblem p = {5, {}, {}};
+  for (const ops::SampleRow& options : {ops::SampleRow{0, 5, 1, 0.9},
+                                        {1, 1, 1, 0.9999},
+                                        {1, 2, 1, 0.9999},
+                                        {1, 5, 0.3, 0.9999},
+                                        {1, 5, 1, 0.9999}}) {
+    p.logits.insert(p.logits.end(), {-1, 2, 0.0f, 2, 2});
+    p.options.push_back(options);
+  }
+  return {p, {1, 1, 3, 1, 4}};
+}
+
+inline SampleExpectation samples_of_extremes() {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  SampleProblem p = {3, {}, {}};
+  const auto add = [&](std::vector<float> logits, ops::SampleRow options) {
+    p.logits.insert(p.logits.end(), logits.begin(), logits.end());
+    p.options.push_back(options);
+  };
+  add({1, 3, 2}, {1e-38f, 3, 1, 0.99});                 // the likeliest, whatever the draw
+  add({1, 3, 3}, {1e-45f, 3, 1, 0.99});                 // both of the likeliest
+  add({-kInfinity, 0, -kInfinity}, {1, 3, 1, 0.99});    // masses of 0
+  add({-kInfinity, 0, -kInfinity}, {1, 2, 0.9999, 0});  // kept for their rank alone
+  add({3e38f, -3e38f, 0}, {2, 3, 1, 0.99});             // differences that overflow
+  add({0, -0.0f, 0}, {1, 2, 1, 0.99});                  // zeros of both signs are equal
+  add({1, 2, 3}, {1e38f, 3, 1, 0.99});                  // all alike
+  add({5, 5, 5}, {1, 3, 1e-300, 0.99});                 // at least one is kept
+  return {p, {1, 2, 1, 1, 0, 1, 2, 0}};
+}
+
+// Rows that nothing can be drawn from, whose log-probability is NaN, and one that is sound, the last.
+inline SampleExpectation samples_that_cannot_be_drawn() {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  return {{3,
+           {0, kNaN, kInfinity, -kInfinity, -kInfinity, -kInfinity, 0, 1, kInfinity, 1, 2, 3},
+           {{1, 3, 1, 0}, {1, 3, 1, 0}, {0, 3, 1, 0}, {0, 3, 1, 0}}},
+          {-2, -1, -3, 2}};
+}
+
 // The tokens that both backends draw from random_sample_problem(seed, 2, 32768, 12), seed 0 … 4.
 inline int64_t sample_checksum(const std::vector<int32_t>& tokens) {
   int64_t sum = 0;

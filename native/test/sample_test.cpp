@@ -5,9 +5,6 @@
 namespace duokv::test {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
 Sampled sample(const SampleProblem& p, ops::Device* on = device()) {
   const Array<float> logits(on, p.logits), logprobs(on, p.rows());
   const Array<ops::SampleRow> options(on, p.options);
@@ -54,43 +51,20 @@ DUOKV_TEST(draws_in_proportion) {
   }
 }
 
-// Of equal logits the first are kept, and the first is the likeliest.
 DUOKV_TEST(ties_go_to_the_lowest_id) {
-  SampleProblem p = {5, {}, {}};
-  for (const ops::SampleRow& options : {ops::SampleRow{0, 5, 1, 0.9},
-                                        {1, 1, 1, 0.9999},
-                                        {1, 2, 1, 0.9999},
-                                        {1, 5, 0.3, 0.9999},
-                                        {1, 5, 1, 0.9999}}) {
-    p.logits.insert(p.logits.end(), {-1, 2, 0.0f, 2, 2});
-    p.options.push_back(options);
-  }
-  expect_bitwise("tokens", sample(p).tokens, std::vector<int32_t>{1, 1, 3, 1, 4});
+  const auto [problem, tokens] = samples_of_ties();
+  expect_bitwise("tokens", sample(problem).tokens, tokens);
 }
 
 DUOKV_TEST(extreme_options) {
-  SampleProblem p = {3, {}, {}};
-  const auto add = [&](std::vector<float> logits, ops::SampleRow options) {
-    p.logits.insert(p.logits.end(), logits.begin(), logits.end());
-    p.options.push_back(options);
-  };
-  add({1, 3, 2}, {1e-38f, 3, 1, 0.99});                 // the likeliest, whatever the draw
-  add({1, 3, 3}, {1e-45f, 3, 1, 0.99});                 // both of the likeliest
-  add({-kInfinity, 0, -kInfinity}, {1, 3, 1, 0.99});    // masses of 0
-  add({-kInfinity, 0, -kInfinity}, {1, 2, 0.9999, 0});  // kept for their rank alone
-  add({3e38f, -3e38f, 0}, {2, 3, 1, 0.99});             // differences that overflow
-  add({0, -0.0f, 0}, {1, 2, 1, 0.99});                  // zeros of both signs are equal
-  add({1, 2, 3}, {1e38f, 3, 1, 0.99});                  // all alike
-  add({5, 5, 5}, {1, 3, 1e-300, 0.99});                 // at least one is kept
-  expect_bitwise("tokens", sample(p).tokens, std::vector<int32_t>{1, 2, 1, 1, 0, 1, 2, 0});
+  const auto [problem, tokens] = samples_of_extremes();
+  expect_bitwise("tokens", sample(problem).tokens, tokens);
 }
 
 DUOKV_TEST(rows_that_cannot_be_drawn_from_say_why) {
-  const SampleProblem p = {3,
-                           {0, kNaN, kInfinity, -kInfinity, -kInfinity, -kInfinity, 0, 1, kInfinity, 1, 2, 3},
-                           {{1, 3, 1, 0}, {1, 3, 1, 0}, {0, 3, 1, 0}, {0, 3, 1, 0}}};
-  const Sampled got = sample(p);
-  expect_bitwise("tokens", got.tokens, std::vector<int32_t>{-2, -1, -3, 2});
+  const auto [problem, tokens] = samples_that_cannot_be_drawn();
+  const Sampled got = sample(problem);
+  expect_bitwise("tokens", got.tokens, tokens);
   for (size_t row = 0; row < 4; ++row)
     expect(std::isnan(got.logprobs[row]) == (row < 3), "row %zu: %g", row,
            static_cast<double>(got.logprobs[row]));

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cuda/primitives.cuh"
+#include "test/non_finite.h"
 
 namespace duokv::cuda::test {
 
@@ -157,20 +158,13 @@ bool expect_equal(const std::string& what, const std::vector<T>& got, const std:
   return true;
 }
 
-inline constexpr float kNonFinite[] = {INFINITY, -INFINITY, NAN};
+using duokv::test::kNonFinite;
 
 // The elements that are not finite are those of `where`, which ascends.
 inline bool expect_non_finite_at(const std::string& what, const std::vector<float>& got,
                                  const std::vector<size_t>& where) {
-  std::vector<size_t> found;
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (!std::isfinite(got[i])) found.push_back(i);
-  }
-  const auto [at, wanted] = std::mismatch(found.begin(), found.end(), where.begin(), where.end());
-  if (at == found.end() && wanted == where.end()) return true;
-  const bool lost = at == found.end() || (wanted != where.end() && *wanted < *at);
-  return expect(false, "%s: element %zu is %s", what.c_str(), lost ? *wanted : *at,
-                lost ? "finite" : "not finite");
+  const std::string wrong = duokv::test::wrong_non_finite(got, where);
+  return expect(wrong.empty(), "%s: %s", what.c_str(), wrong.c_str());
 }
 
 #ifdef __CUDACC__

@@ -43,7 +43,7 @@ void add_product(std::vector<double>& c, const std::vector<double>& a, bool a_tr
 size_t count(int64_t rows, int64_t columns) { return static_cast<size_t>(rows * columns); }
 
 // The tests' own transfers and the device's work take turns.
-void finish(ops::Device& device) { test::check(cudaStreamSynchronize(device.stream), "device"); }
+void finish(ops::Device& device) { cuda::test::check(cudaStreamSynchronize(device.stream), "device"); }
 
 struct Forward {
   int64_t m, per_row, k;
@@ -137,7 +137,7 @@ DUOKV_CASE(norm_and_residual) {
       args.mode = mode;
       stream().synchronize();
       linear_forward(device, args);
-      test::check(
+      cuda::test::check(
           rms_norm_forward({x.data(), norm.data(), m, kK, 1e-5f, normalised.data(), nullptr}, device.stream));
       args.x = normalised.data();
       args.norm = {};
@@ -190,7 +190,7 @@ DUOKV_CASE(feed_forward_is_its_operations) {
           in.round_output = round;
           in.mode = mode;
           linear_forward(device, in);
-          test::check(
+          cuda::test::check(
               swiglu_forward({gate.data(), gated ? up.data() : nullptr, m * kF, h.data()}, device.stream));
           ops::LinearArgs out = {};
           out.x = h.data();
@@ -269,7 +269,7 @@ DUOKV_CASE(packed_copies_follow_their_weight) {
   expect_equal("the new version", second, run(0, nullptr));
   expect(packs.bytes() == 16 * 32 * 2, "a copy is made anew in place");
 
-  test::check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "capture");
+  cuda::test::check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "capture");
   device.recording = true;
   linear_forward(device, args);  // the copy of version 2 exists
   bool refused = false;
@@ -281,7 +281,7 @@ DUOKV_CASE(packed_copies_follow_their_weight) {
   }
   expect(refused, "a copy was made in a graph");
   cudaGraph_t graph = nullptr;
-  test::check(cudaStreamEndCapture(device.stream, &graph), "capture");
+  cuda::test::check(cudaStreamEndCapture(device.stream, &graph), "capture");
   device.recording = false;
   cudaGraphDestroy(graph);
 }

@@ -82,7 +82,7 @@ void check_product(ops::Device& device, const std::string& what, Shape shape, bo
                        .reference_rows = may_split_depth ? m : reference_rows(m),
                        .may_split_depth = may_split_depth},
                       device.stream);
-  test::check(cudaStreamSynchronize(device.stream), "product");
+  cuda::test::check(cudaStreamSynchronize(device.stream), "product");
   std::vector<float> got;
   for (const Result value : c.get()) got.push_back(to_float(value));
   expect_relative(what, got, reference, sizeof(Result) == 2 ? 4e-3 : 1e-6);
@@ -130,7 +130,7 @@ DUOKV_CASE(rows_do_not_depend_on_height_or_place) {
                          .reference_rows = reference_rows(17),
                          .may_split_depth = false},
                         device.stream);
-    test::check(cudaStreamSynchronize(device.stream), "product");
+    cuda::test::check(cudaStreamSynchronize(device.stream), "product");
     return y.get();
   };
   const std::vector<float> all = run(0, kHeight);

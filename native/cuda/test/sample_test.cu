@@ -10,8 +10,6 @@ using duokv::test::random_sample_problem;
 using duokv::test::Sampled;
 using duokv::test::SampleProblem;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 Sampled draw(const SampleProblem& p) {
   const Array<float> logits(p.logits), logprobs(static_cast<size_t>(p.rows()));
   const Array<ops::SampleRow> options(p.options);
@@ -38,43 +36,20 @@ DUOKV_CASE(draws_what_fp64_draws) {
   }
 }
 
-// Of equal logits the first are kept, and the first is the likeliest.
 DUOKV_CASE(ties_go_to_the_lowest_id) {
-  SampleProblem p = {5, {}, {}};
-  for (const ops::SampleRow& options : {ops::SampleRow{0, 5, 1, 0.9},
-                                        {1, 1, 1, 0.9999},
-                                        {1, 2, 1, 0.9999},
-                                        {1, 5, 0.3, 0.9999},
-                                        {1, 5, 1, 0.9999}}) {
-    p.logits.insert(p.logits.end(), {-1, 2, 0.0f, 2, 2});
-    p.options.push_back(options);
-  }
-  expect_equal("tokens", draw(p).tokens, std::vector<int32_t>{1, 1, 3, 1, 4});
+  const auto [problem, tokens] = duokv::test::samples_of_ties();
+  expect_equal("tokens", draw(problem).tokens, tokens);
 }
 
 DUOKV_CASE(extreme_options) {
-  SampleProblem p = {3, {}, {}};
-  const auto add = [&](std::vector<float> logits, ops::SampleRow options) {
-    p.logits.insert(p.logits.end(), logits.begin(), logits.end());
-    p.options.push_back(options);
-  };
-  add({1, 3, 2}, {1e-38f, 3, 1, 0.99});       // the likeliest, whatever the draw
-  add({1, 3, 3}, {1e-45f, 3, 1, 0.99});       // both of the likeliest
-  add({-kInf, 0, -kInf}, {1, 3, 1, 0.99});    // masses of 0
-  add({-kInf, 0, -kInf}, {1, 2, 0.9999, 0});  // kept for their rank alone
-  add({3e38f, -3e38f, 0}, {2, 3, 1, 0.99});   // differences that overflow
-  add({0, -0.0f, 0}, {1, 2, 1, 0.99});        // zeros of both signs are equal
-  add({1, 2, 3}, {1e38f, 3, 1, 0.99});        // all alike
-  add({5, 5, 5}, {1, 3, 1e-300, 0.99});       // at least one is kept
-  expect_equal("tokens", draw(p).tokens, std::vector<int32_t>{1, 2, 1, 1, 0, 1, 2, 0});
+  const auto [problem, tokens] = duokv::test::samples_of_extremes();
+  expect_equal("tokens", draw(problem).tokens, tokens);
 }
 
 DUOKV_CASE(rows_that_cannot_be_drawn_from_say_why) {
-  const SampleProblem p = {3,
-                           {0, NAN, kInf, -kInf, -kInf, -kInf, 0, 1, kInf, 1, 2, 3},
-                           {{1, 3, 1, 0}, {1, 3, 1, 0}, {0, 3, 1, 0}, {0, 3, 1, 0}}};
-  const Sampled got = draw(p);
-  expect_equal("tokens", got.tokens, std::vector<int32_t>{-2, -1, -3, 2});
+  const auto [problem, tokens] = duokv::test::samples_that_cannot_be_drawn();
+  const Sampled got = draw(problem);
+  expect_equal("tokens", got.tokens, tokens);
   for (size_t row = 0; row < 4; ++row)
     expect(std::isnan(got.logprobs[row]) == (row < 3), "row %zu: %g", row,
            static_cast<double>(got.logprobs[row]));
