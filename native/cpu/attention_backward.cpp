@@ -94,17 +94,6 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// n: a multiple of every vector length.
-bool all_finite(const float* x, int64_t n) {
-  const F f;
-  V nonfinite = hn::Zero(f);  // NaN once x - x is
-  for (int64_t i = 0; i < n; i += lane_count()) {
-    const V value = hn::LoadU(f, x + i);
-    nonfinite = hn::Add(nonfinite, hn::Sub(value, value));
-  }
-  return hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
-}
-
 // Stacks query block b of one row and KV head and computes its terms.
 void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b) {
   const AttentionCall& call = plan.call;

@@ -131,19 +131,15 @@ void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) 
   copy_entries(Entries(bank, unit.row, unit.head, true), span, head_dim, padded, call.bf16, scratch);
   const F f;
   float* values = packed.values(row, unit.head, unit.tile);
-  V nonfinite = hn::Zero(f);  // NaN once x - x is
   for (int64_t column = 0; column < padded; column += width) {
     const int64_t w = std::min(width, padded - column);
     float* dst = values + column * kTile + begin * w;
     for (int64_t key = 0; key < end - begin; ++key, dst += w) {
-      for (int64_t i = 0; i < w; i += lane_count()) {
-        const V x = hn::LoadU(f, scratch + key * padded + column + i);
-        nonfinite = hn::Add(nonfinite, hn::Sub(x, x));
-        hn::StoreU(x, f, dst + i);
-      }
+      for (int64_t i = 0; i < w; i += lane_count())
+        hn::StoreU(hn::LoadU(f, scratch + key * padded + column + i), f, dst + i);
     }
   }
-  packed.finite(row, unit.head, unit.tile) = hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
+  packed.finite(row, unit.head, unit.tile) = all_finite(scratch, (end - begin) * padded);
 }
 
 // One tile of keys against all rows of a unit.

@@ -368,6 +368,17 @@ inline void copy_entries(const Entries& entries, Span span, int64_t head_dim, in
   copy_entries<float>(entries, span, head_dim, padded, round, dst);
 }
 
+// Whether all of x [n] are finite; n is a multiple of the vector length.
+inline bool all_finite(const float* x, int64_t n) {
+  const F f;
+  V nonfinite = hn::Zero(f);  // NaN once x - x is
+  for (int64_t i = 0; i < n; i += lane_count()) {
+    const V value = hn::LoadU(f, x + i);
+    nonfinite = hn::Add(nonfinite, hn::Sub(value, value));
+  }
+  return hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
+}
+
 // Panels of the transpose: src [keys, padded] becomes one [head_dim, panel_width] block for each panel_width
 // keys (fewer in the last), the right operand of a product with queries.
 inline void pack_transposed(const float* src, int64_t keys, int64_t head_dim, int64_t padded, float* dst) {

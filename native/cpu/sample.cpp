@@ -17,7 +17,18 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-using ops::sampling::weight_of;
+// The masses of one row's tokens at a temperature.
+struct Masses {
+  float peak, inverse;
+  int bits;
+
+  uint64_t of(float logit) const { return ops::sampling::weight_of(logit, peak, inverse, bits); }
+  uint64_t sum(const float* logits, int64_t vocab) const {
+    uint64_t total = 0;
+    for (int64_t i = 0; i < vocab; ++i) total += of(logits[i]);
+    return total;
+  }
+};
 
 // A token that is to be compared: by logit, then the lowest id first.
 uint64_t rank_of(float logit, int64_t token) {
@@ -25,26 +36,16 @@ uint64_t rank_of(float logit, int64_t token) {
 }
 float logit_of(uint64_t rank) { return ops::sampling::logit_of(static_cast<uint32_t>(rank >> 32)); }
 
-uint64_t sum_weights(const float* logits, int64_t vocab, float peak, float inverse, int bits) {
-  uint64_t sum = 0;
-  for (int64_t i = 0; i < vocab; ++i) sum += weight_of(logits[i], peak, inverse, bits);
-  return sum;
-}
-
-// Orders ranks [count] from the largest down as far as the first that reach `target` together, and returns
-// how many those are.
-int64_t fewest_that_reach(uint64_t target, uint64_t total, uint64_t* ranks, int64_t count, float peak,
-                          float inverse, int bits) {
+// Orders ranks [count], which hold `total`, from the largest down as far as the first that reach `target`
+// together. Those are `count` from then on, and `total` is what they hold.
+void keep_fewest(uint64_t target, const Masses& masses, uint64_t* ranks, int64_t& count, uint64_t& total) {
   // What is lighter than this holds less than total - target together, so few are left to sort.
   const uint64_t negligible = (total - target) / static_cast<uint64_t>(count);
-  const uint64_t* end = std::partition(ranks, ranks + count, [&](uint64_t rank) {
-    return weight_of(logit_of(rank), peak, inverse, bits) >= negligible;
-  });
+  const uint64_t* end = std::partition(
+      ranks, ranks + count, [&](uint64_t rank) { return masses.of(logit_of(rank)) >= negligible; });
   std::sort(ranks, ranks + (end - ranks), std::greater<>());
-  int64_t kept = 0;
-  for (uint64_t mass = 0; mass < target; ++kept)
-    mass += weight_of(logit_of(ranks[kept]), peak, inverse, bits);
-  return kept;
+  count = 0;
+  for (total = 0; total < target; ++count) total += masses.of(logit_of(ranks[count]));
 }
 
 // ranks: [vocab].
@@ -66,7 +67,7 @@ void sample_row(const float* logits, int64_t vocab, const ops::SampleRow& row, u
   }
   int64_t drawn = first;
   if (row.temperature > 0) {
-    const float inverse = ops::sampling::inverse_of(row.temperature);
+    const Masses masses = {peak, ops::sampling::inverse_of(row.temperature), bits};
     // Tokens of this rank and above are kept.
     uint64_t last = 0, total = 0;
     if (row.top_k < vocab || row.top_p < 1) {
@@ -74,21 +75,18 @@ void sample_row(const float* logits, int64_t vocab, const ops::SampleRow& row, u
       int64_t count = std::min<int64_t>(row.top_k, vocab);
       std::nth_element(ranks, ranks + count - 1, ranks + vocab, std::greater<>());
       last = ranks[count - 1];
-      for (int64_t i = 0; i < count; ++i) total += weight_of(logit_of(ranks[i]), peak, inverse, bits);
+      for (int64_t i = 0; i < count; ++i) total += masses.of(logit_of(ranks[i]));
       if (row.top_p < 1) {
-        const uint64_t target = ops::sampling::target_of(row.top_p, total);
-        count = fewest_that_reach(target, total, ranks, count, peak, inverse, bits);
+        keep_fewest(ops::sampling::target_of(row.top_p, total), masses, ranks, count, total);
         last = ranks[count - 1];
-        total = 0;
-        for (int64_t i = 0; i < count; ++i) total += weight_of(logit_of(ranks[i]), peak, inverse, bits);
       }
     } else {
-      total = sum_weights(logits, vocab, peak, inverse, bits);
+      total = masses.sum(logits, vocab);
     }
     uint64_t rest = ops::sampling::drawn_of(row.draw, total);
     for (int64_t i = 0; i < vocab; ++i) {
       if (rank_of(logits[i], i) < last) continue;
-      const uint64_t weight = weight_of(logits[i], peak, inverse, bits);
+      const uint64_t weight = masses.of(logits[i]);
       if (rest < weight) {
         drawn = i;
         break;
@@ -98,7 +96,7 @@ void sample_row(const float* logits, int64_t vocab, const ops::SampleRow& row, u
   }
   *token = static_cast<int32_t>(drawn);
   *logprob =
-      ops::sampling::log_probability(logits[drawn], peak, sum_weights(logits, vocab, peak, 1, bits), bits);
+      ops::sampling::log_probability(logits[drawn], peak, Masses{peak, 1, bits}.sum(logits, vocab), bits);
 }
 
 }  // namespace
