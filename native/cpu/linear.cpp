@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "cpu/device.h"
@@ -23,18 +25,34 @@ void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixV
   multiply(device, {m, a, right, c, accumulate, round_output}, memory + bytes);
 }
 
-void forward_one(Device& device, const ops::LinearArgs& args, const float* x, const ops::Weight& w,
-                 float* y) {
-  const bool accumulate = args.residual != nullptr;
-  const MatrixView rows{x, w.k, false};
-  if (!w.packs) {
-    return multiply_once(device, args.m, rows, {w.data, w.k, true}, w.k, w.n, y, accumulate,
-                         args.round_output, args.mode);
+// Served weights, which are kept packed: one job for all of them, as a few rows leave little to do for each.
+void multiply_served(Device& device, const ops::LinearArgs& args, const float* x) {
+  const int64_t m = args.m, k = args.w[0].k;
+  std::array<Product, kMostProducts> products;
+  int64_t n = 0;
+  for (int32_t i = 0; i < args.count; ++i) {
+    const ops::Weight& w = args.w[i];
+    products[i] = {m,
+                   {x, k, false},
+                   w.packs->get(device, w, args.mode, m),
+                   args.y[i],
+                   args.residual != nullptr,
+                   args.round_output};
+    n += w.n;
   }
-  const RightOperand right = w.packs->get(device, w, args.mode, args.m);
   void* workspace =
-      device.shared_scratch.take<char>(workspace_bytes(right.kernel, args.m, w.k, w.n, args.round_output));
-  multiply(device, {args.m, rows, right, y, accumulate, args.round_output}, workspace);
+      device.shared_scratch.take<char>(workspace_bytes(products[0].b.kernel, m, k, n, args.round_output));
+  multiply(device, std::span(products).first(args.count), workspace);
+}
+
+void multiply_all(Device& device, const ops::LinearArgs& args, const float* x) {
+  if (std::all_of(args.w, args.w + args.count, [](const ops::Weight& w) { return w.packs != nullptr; }))
+    return multiply_served(device, args, x);
+  for (int32_t i = 0; i < args.count; ++i) {
+    const ops::Weight& w = args.w[i];
+    multiply_once(device, args.m, {x, w.k, false}, {w.data, w.k, true}, w.k, w.n, args.y[i],
+                  args.residual != nullptr, args.round_output, args.mode);
+  }
 }
 
 }  // namespace
@@ -61,7 +79,7 @@ Status linear_forward(Device* device, const ops::LinearArgs* args) {
     }
     if (args->residual && args->residual != args->y[0])
       copy_values(device->pool, args->residual, m * args->w[0].n, args->y[0]);
-    for (int32_t i = 0; i < args->count; ++i) forward_one(*device, *args, x, args->w[i], args->y[i]);
+    multiply_all(*device, *args, x);
   });
 }
 

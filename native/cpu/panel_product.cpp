@@ -19,12 +19,14 @@
 namespace duokv::cpu {
 
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
+// `a` holds the rows packed, or is null where the chunk packs them itself, block by block.
 struct ProductChunk {
   int64_t row, rows, panel, panels;
-  bool packs;  // the left operand
+  const float* a;
 };
 
 inline constexpr int64_t kTileRows = 6;
+inline constexpr int64_t kCacheLine = 64;
 
 }  // namespace duokv::cpu
 #endif
@@ -73,22 +75,16 @@ struct NarrowPanel {
   }
 };
 
-// Memory that will be read next: every kFetchSteps<Grouped> steps of a tile fetch the cache line at `data`
-// and move on by `step` bytes.
+// Memory that will be read next: every Every steps of a tile fetch the cache line at `data` and move on by
+// `step` bytes.
 struct Ahead {
   const char* data;
   int64_t step;
 };
 
-// A tile of a few rows is done before its panel could have come from memory and fetches at every step; where
-// many groups share a panel, each has time to spare, and fetching less often leaves the load ports to it.
-template <bool Grouped>
-constexpr int64_t kFetchSteps = Grouped ? 8 : 1;
-
-// sums [R, P panels] = or += a [R, depth] · b, where a(r, i) is a[r * a_stride + i], or a[i * kTileRows + r]
-// if Grouped.
-template <int R, int P, class Panel, bool Grouped>
-HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_stride,
+// sums [R, P panels] = or += a · b, where a is [depth][R].
+template <int R, int P, class Panel, int Every>
+HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
                      const typename Panel::Element* HWY_RESTRICT b, int64_t panel_stride,
                      float* HWY_RESTRICT sums, bool add, Ahead ahead) {
   const DF df;
@@ -104,7 +100,7 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
       VF row[kVectors];
       Panel::load(b + p * panel_stride + i * Panel::kRow * lanes, row);
       for (int r = 0; r < R; ++r) {
-        const VF value = hn::Set(df, Grouped ? a[i * kTileRows + r] : a[r * a_stride + i]);
+        const VF value = hn::Set(df, a[i * R + r]);
         for (int v = 0; v < kVectors; ++v) {
           sum[r][p * kVectors + v] = hn::MulAdd(value, row[v], sum[r][p * kVectors + v]);
         }
@@ -112,10 +108,11 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
     }
   };
   int64_t i = 0;
-  for (; i + kFetchSteps<Grouped> <= depth; i += kFetchSteps<Grouped>) {
+  for (; i + Every <= depth; i += Every) {
     // Several panels are streams enough to keep the memory busy.
-    if (P == 1) hwy::Prefetch(ahead.data + i / kFetchSteps<Grouped> * ahead.step);
-    for (int64_t j = 0; j < kFetchSteps<Grouped>; ++j) step(i + j);
+    if (P == 1) hwy::Prefetch(ahead.data + i / Every * ahead.step);
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < Every; ++j) step(i + j);
   }
   for (; i < depth; ++i) step(i);
 #pragma GCC unroll 8
@@ -128,25 +125,26 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t a_strid
   }
 }
 
-template <int P, class Panel, bool Grouped>
-HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, int64_t a_stride,
-                          const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
-                          Ahead ahead) {
-  if constexpr (P * kVectors <= 4) {
+template <int P, class Panel, int Every>
+HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, const typename Panel::Element* b,
+                          int64_t panel_stride, float* sums, bool add, Ahead ahead) {
+  // More than one panel only ever meets a row or two.
+  if constexpr (P == 1) {
     switch (rows) {
       case 6:
-        return tile<6, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
+        return tile<6, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
       case 5:
-        return tile<5, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
+        return tile<5, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
       case 4:
-        return tile<4, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
+        return tile<4, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
       case 3:
-        return tile<3, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
-      case 2:
-        return tile<2, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
+        return tile<3, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
     }
   }
-  tile<1, P, Panel, Grouped>(depth, a, a_stride, b, panel_stride, sums, add, ahead);
+  if constexpr (P * kVectors <= 4) {
+    if (rows == 2) return tile<2, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
+  }
+  tile<1, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
 }
 
 // Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
@@ -158,19 +156,32 @@ struct RowGroups {
   int64_t rows, count;
 };
 
-// sums [groups.rows, P panels] = or += a · b for one block along k. The groups' turns together fetch
-// `next_bytes` at `next`: hardware prefetchers stop at the end of a page and alone leave the kernel waiting.
-template <int P, class Panel, bool Grouped>
-void multiply_block(const RowGroups& groups, int64_t depth, const float* a, int64_t a_stride,
-                    const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
-                    const char* next, int64_t next_bytes) {
+template <int P, class Panel, int Every>
+void multiply_groups(const RowGroups& groups, int64_t depth, const float* a, const typename Panel::Element* b,
+                     int64_t panel_stride, float* sums, bool add, const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t r = groups.begin(g);
-    const Ahead ahead{next + next_bytes * g / groups.count,
-                      next_bytes * kFetchSteps<Grouped> / groups.count / depth};
-    tile_of<P, Panel, Grouped>(groups.size(g), depth,
-                               a + (Grouped ? g * kTileRows * kPanelDepth : r * a_stride), a_stride, b,
-                               panel_stride, sums + r * P * width(), add, ahead);
+    const Ahead ahead{next + next_bytes * g / groups.count, next_bytes * Every / groups.count / depth};
+    tile_of<P, Panel, Every>(groups.size(g), depth, a + r * depth, b, panel_stride, sums + r * P * width(),
+                             add, ahead);
+  }
+}
+
+// sums [groups.rows, P panels] = or += a · b for one block along k. The groups' turns together fetch
+// `next_bytes` at `next`, each cache line once: hardware prefetchers stop at the end of a page and alone
+// leave the kernel waiting, and a line fetched twice takes a place that another could use.
+template <int P, class Panel>
+void multiply_block(const RowGroups& groups, int64_t depth, const float* a, const typename Panel::Element* b,
+                    int64_t panel_stride, float* sums, bool add, const char* next, int64_t next_bytes) {
+  if constexpr (P > 1) {
+    multiply_groups<P, Panel, 1>(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
+  } else {
+    const int64_t steps = groups.count * depth * kCacheLine;  // for all lines, times their bytes
+    const auto multiply = steps < 2 * next_bytes   ? &multiply_groups<1, Panel, 1>
+                          : steps < 4 * next_bytes ? &multiply_groups<1, Panel, 2>
+                          : steps < 8 * next_bytes ? &multiply_groups<1, Panel, 4>
+                                                   : &multiply_groups<1, Panel, 8>;
+    multiply(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
   }
 }
 
@@ -206,10 +217,9 @@ void finish(const PanelProduct& p, const float* sums, int64_t stride, int64_t ro
   }
 }
 
-// P panels for all rows of a chunk, along all of k: one stream of weights. A is read where it lies.
+// P panels for all rows of a chunk, along all of k: one stream of weights, or P.
 template <int P>
-void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, const float* a, int64_t a_stride,
-                     int64_t panel, float* scratch) {
+void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, int64_t panel, float* scratch) {
   const RowGroups groups(chunk.rows);
   const int64_t k = p.b.k;
   const bool narrow = p.b.dtype == ops::DType::BF16;
@@ -220,23 +230,21 @@ void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, const flo
   float* wide = sums + chunk.rows * P * width();
   for (int64_t i = 0; i < k; i += kPanelDepth) {
     const int64_t depth = std::min(kPanelDepth, k - i);
+    const float* a = chunk.a + i * chunk.rows;
     const char* block = data + (panel * k + i) * row_bytes;
     const char* next = block + depth * row_bytes;
     const int64_t next_bytes = std::min(kPanelDepth * row_bytes, end - next);
     if (!narrow) {
-      multiply_block<P, WidePanel, false>(groups, depth, a + i, a_stride,
-                                          reinterpret_cast<const float*>(block), k * width(), sums, i > 0,
-                                          next, next_bytes);
+      multiply_block<P, WidePanel>(groups, depth, a, reinterpret_cast<const float*>(block), k * width(), sums,
+                                   i > 0, next, next_bytes);
       continue;
     }
     const auto* b = reinterpret_cast<const uint32_t*>(block);
     if (groups.count <= 2) {
-      multiply_block<P, NarrowPanel, false>(groups, depth, a + i, a_stride, b, k * width() / 2, sums, i > 0,
-                                            next, next_bytes);
+      multiply_block<P, NarrowPanel>(groups, depth, a, b, k * width() / 2, sums, i > 0, next, next_bytes);
     } else {
       widen(b, depth, wide);
-      multiply_block<1, WidePanel, false>(groups, depth, a + i, a_stride, wide, 0, sums, i > 0, next,
-                                          next_bytes);
+      multiply_block<1, WidePanel>(groups, depth, a, wide, 0, sums, i > 0, next, next_bytes);
     }
   }
   const int64_t column = panel * width();
@@ -245,26 +253,17 @@ void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, const flo
 }
 
 void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  const float* a = p.a.data + chunk.row * p.a.stride;
-  int64_t a_stride = p.a.stride;
-  if (p.b.dtype == ops::DType::BF16) {
-    for (int64_t r = 0; r < chunk.rows; ++r) copy_rounded(a + r * a_stride, p.b.k, scratch + r * p.b.k);
-    a = scratch;
-    a_stride = p.b.k;
-    scratch += (chunk.rows * p.b.k + 15) / 16 * 16;
-  }
   // One or two rows have too few accumulators to hide the latency of an addition; several panels at once do.
   constexpr int kJoin1 = 8 / kVectors, kJoin2 = 4 / kVectors;
   const int64_t end = chunk.panel + chunk.panels;
   int64_t panel = chunk.panel;
   if (chunk.rows == 1) {
-    for (; panel + kJoin1 <= end; panel += kJoin1)
-      multiply_panels<kJoin1>(p, chunk, a, a_stride, panel, scratch);
-  } else if (chunk.rows == 2) {
-    for (; panel + kJoin2 <= end; panel += kJoin2)
-      multiply_panels<kJoin2>(p, chunk, a, a_stride, panel, scratch);
+    for (; panel + kJoin1 <= end; panel += kJoin1) multiply_panels<kJoin1>(p, chunk, panel, scratch);
   }
-  for (; panel < end; ++panel) multiply_panels<1>(p, chunk, a, a_stride, panel, scratch);
+  if (chunk.rows <= 2) {
+    for (; panel + kJoin2 <= end; panel += kJoin2) multiply_panels<kJoin2>(p, chunk, panel, scratch);
+  }
+  for (; panel < end; ++panel) multiply_panels<1>(p, chunk, panel, scratch);
 }
 
 // Copies `rows` rows of `count` elements, mostly kUsual, for which a copy is a few moves instead of a call.
@@ -302,54 +301,56 @@ HWY_INLINE void transpose_4x4(const float* in, int64_t in_stride, float* out, in
 #endif
 }
 
-// Columns [i, i + depth) of the rows that `groups` divides from `row` on, by group as [depth][kTileRows].
+// Columns [i, i + depth) of the rows that `groups` divides from `row` on, by group as [depth][rows], rounded
+// to BF16 if `rounds`.
 void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth,
-                 float* packed) {
+                 bool rounds, float* packed) {
   if (a.transposed) {
     // A few rows of memory at a time: all of a block's share few sets of the cache.
     constexpr int64_t kRows = 8;
     for (int64_t d = 0; d < depth; d += kRows) {
-      const int64_t rows = std::min(kRows, depth - d);
+      const int64_t steps = std::min(kRows, depth - d);
       const float* from = a.data + (i + d) * a.stride + row;
       for (int64_t g = 0; g < groups.count; ++g) {
-        copy_rows<kTileRows>(from + groups.begin(g), a.stride, rows, groups.size(g),
-                             packed + (g * kPanelDepth + d) * kTileRows, kTileRows);
+        const int64_t first = groups.begin(g), rows = groups.size(g);
+        copy_rows<kTileRows>(from + first, a.stride, steps, rows, packed + first * depth + d * rows, rows);
       }
     }
-    return;
-  }
-  for (int64_t g = 0; g < groups.count; ++g) {
-    const int64_t rows = groups.size(g);
-    const float* from = a.data + (row + groups.begin(g)) * a.stride + i;
-    float* to = packed + g * kTileRows * kPanelDepth;
-    int64_t d = 0;
-    if (rows >= 4) {
-      // The first four rows and the last four: what lies in both is written twice.
-      for (; d + 4 <= depth; d += 4) {
-        transpose_4x4(from + d, a.stride, to + d * kTileRows, kTileRows);
-        transpose_4x4(from + (rows - 4) * a.stride + d, a.stride, to + d * kTileRows + rows - 4, kTileRows);
+  } else {
+    for (int64_t g = 0; g < groups.count; ++g) {
+      const int64_t rows = groups.size(g);
+      const float* from = a.data + (row + groups.begin(g)) * a.stride + i;
+      float* to = packed + groups.begin(g) * depth;
+      int64_t d = 0;
+      if (rows >= 4) {
+        // The first four rows and the last four: what lies in both is written twice.
+        for (; d + 4 <= depth; d += 4) {
+          transpose_4x4(from + d, a.stride, to + d * rows, rows);
+          if (rows > 4)
+            transpose_4x4(from + (rows - 4) * a.stride + d, a.stride, to + d * rows + rows - 4, rows);
+        }
+      }
+      for (; d < depth; ++d) {
+        for (int64_t r = 0; r < rows; ++r) to[d * rows + r] = from[r * a.stride + d];
       }
     }
-    for (; d < depth; ++d) {
-      for (int64_t r = 0; r < rows; ++r) to[d * kTileRows + r] = from[r * a.stride + d];
-    }
   }
+  if (rounds) copy_rounded(packed, groups.rows * depth, packed);
 }
 
 // A packed block by block along k, each block for all of the chunk's panels, whose sums, as
 // [panel][rows][width], wait in the L2 cache for the last block.
-void multiply_packed(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+void multiply_packing(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   const RowGroups groups(chunk.rows);
   const int64_t k = p.b.k;
   const bool narrow = p.b.dtype == ops::DType::BF16;
   const int64_t row_bytes = width() * (narrow ? 2 : 4);
   float* sums = scratch;
   float* a = sums + chunk.panels * chunk.rows * width();
-  float* wide = a + groups.count * kTileRows * kPanelDepth;
+  float* wide = a + chunk.rows * kPanelDepth;
   for (int64_t i = 0; i < k; i += kPanelDepth) {
     const int64_t depth = std::min(kPanelDepth, k - i);
-    pack_groups(p.a, chunk.row, groups, i, depth, a);
-    if (narrow) copy_rounded(a, groups.count * kTileRows * kPanelDepth, a);
+    pack_groups(p.a, chunk.row, groups, i, depth, narrow, a);
     for (int64_t j = 0; j < chunk.panels; ++j) {
       const char* block = static_cast<const char*>(p.b.data) + ((chunk.panel + j) * k + i) * row_bytes;
       const bool last = j + 1 == chunk.panels;
@@ -358,8 +359,8 @@ void multiply_packed(const PanelProduct& p, const ProductChunk& chunk, float* sc
         widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
         b = wide;
       }
-      multiply_block<1, WidePanel, true>(groups, depth, a, 0, b, 0, sums + j * chunk.rows * width(), i > 0,
-                                         last ? block : block + k * row_bytes, last ? 0 : depth * row_bytes);
+      multiply_block<1, WidePanel>(groups, depth, a, b, 0, sums + j * chunk.rows * width(), i > 0,
+                                   last ? block : block + k * row_bytes, last ? 0 : depth * row_bytes);
     }
   }
   for (int64_t j = 0; j < chunk.panels; ++j) {
@@ -370,7 +371,13 @@ void multiply_packed(const PanelProduct& p, const ProductChunk& chunk, float* sc
 }
 
 void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  chunk.packs ? multiply_packed(p, chunk, scratch) : multiply_rows(p, chunk, scratch);
+  chunk.a ? multiply_rows(p, chunk, scratch) : multiply_packing(p, chunk, scratch);
+}
+
+// Block `i` along k of rows [row, row + rows) of A, where their packed memory wants it.
+void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, float* packed) {
+  pack_groups(p.a, row, RowGroups(rows), i, std::min(kPanelDepth, p.b.k - i), p.b.dtype == ops::DType::BF16,
+              packed + i * rows);
 }
 
 // out [depth, width] = rows [i, i + depth) and columns [column, column + columns) of b, zero in the other
@@ -437,17 +444,36 @@ namespace {
 
 HWY_EXPORT(multiply_chunk);
 HWY_EXPORT(pack_block);
+HWY_EXPORT(pack_rows);
 HWY_EXPORT(target_width);
 
 constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockColumns = 512;
 constexpr int64_t kChunksWanted = 32;
 constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16
+constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A; packing them takes some 5 µs
 constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
 constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache lines and pages of B
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// How products of the same rows are divided, which depends on their shapes alone: blocks of rows of equal
+// size by as many panels as leave enough chunks.
+struct Chunks {
+  Chunks(int64_t m, int64_t k, int64_t n)
+      : width(panel_width()),
+        row_blocks(divide_up(m, kBlockRows)),
+        block_rows(round_up(divide_up(m, row_blocks), kTileRows)) {
+    const int64_t most = kBlockColumns / width;
+    const int64_t fewest = std::min(most, divide_up(kSmallestChunk, k * width));
+    panels = std::clamp(divide_up(n, width) * row_blocks / kChunksWanted, fewest, most);
+    packs_all = row_blocks == 1 || panels * width < kColumnsWorthPacking;
+  }
+  int64_t width, row_blocks, block_rows;
+  int64_t panels;  // at most, of a chunk
+  bool packs_all;  // all of A once, for every chunk; else each chunk what it multiplies
+};
 
 }  // namespace
 
@@ -469,27 +495,55 @@ Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t 
   return packed;
 }
 
-void panel_product(ops::Device& device, const PanelProduct& p) {
-  const int64_t k = p.b.k, width = panel_width(), panels = divide_up(p.b.n, width);
-  // Chunks depend on the shape alone: blocks of rows of equal size by as many panels as leave enough chunks.
-  const int64_t row_blocks = divide_up(p.m, kBlockRows);
-  const int64_t block_rows = round_up(divide_up(p.m, row_blocks), kTileRows);
-  const int64_t most = kBlockColumns / width, fewest = std::min(most, divide_up(kSmallestChunk, k * width));
-  const int64_t column_blocks =
-      divide_up(panels, std::clamp(panels * row_blocks / kChunksWanted, fewest, most));
-  // Sums, one block or all of A's rows, one widened panel.
-  const int64_t chunk_panels = divide_up(panels, column_blocks);
-  const bool packs = p.a.transposed || chunk_panels * width >= kColumnsWorthPacking;
-  const int64_t a_elements = packs ? 2 * block_rows * kPanelDepth : round_up(block_rows * k, 16);
-  const int64_t scratch =
-      block_rows * std::max<int64_t>(chunk_panels, 8) * width + a_elements + kPanelDepth * width;
+int64_t panel_workspace_bytes(int64_t m, int64_t k, int64_t n) {
+  return Chunks(m, k, n).packs_all ? round_up(m * k * 4, 64) : 0;
+}
+
+void panel_products(ops::Device& device, std::span<const PanelProduct> products, void* workspace) {
+  const PanelProduct& first = products[0];
+  const int64_t m = first.m, k = first.b.k;
+  int64_t n = 0;
+  for (const PanelProduct& p : products) n += p.b.n;
+  const Chunks chunks(m, k, n);
+  const auto rows_at = [&](int64_t row) { return std::min(chunks.block_rows, m - row); };
+  const float* packed = nullptr;
+  if (chunks.packs_all && m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed) {
+    packed = first.a.data;
+  } else if (chunks.packs_all) {
+    auto* memory = static_cast<float*>(workspace);
+    const int64_t blocks = divide_up(k, kPanelDepth);
+    const auto pack = [&](int64_t index, int32_t) {
+      const int64_t row = index / blocks * chunks.block_rows;
+      HWY_DYNAMIC_DISPATCH(pack_rows)
+      (first, row, rows_at(row), index % blocks * kPanelDepth, memory + row * k);
+    };
+    const int64_t pieces = chunks.row_blocks * blocks;
+    if (m * k > kWorthSharing) {
+      device.pool.run(pieces, pack);
+    } else {
+      for (int64_t index = 0; index < pieces; ++index) pack(index, 0);
+    }
+    packed = memory;
+  }
+  // Sums, a block of A, one widened panel.
+  const int64_t sums = chunks.block_rows * std::max<int64_t>(chunks.panels, 8) * chunks.width;
+  const int64_t scratch = sums + (packed ? 0 : chunks.block_rows * kPanelDepth) + kPanelDepth * chunks.width;
   device.reserve_workers<float>(scratch);
-  device.pool.run(row_blocks * column_blocks, [&](int64_t index, int32_t worker) {
-    const int64_t column = index / row_blocks, row = index % row_blocks * block_rows;
-    const int64_t begin = panels * column / column_blocks, end = panels * (column + 1) / column_blocks;
-    const ProductChunk chunk{row, std::min(block_rows, p.m - row), begin, end - begin, packs};
+
+  const auto panels_of = [&](const PanelProduct& p) { return divide_up(p.b.n, chunks.width); };
+  const auto columns_of = [&](const PanelProduct& p) { return divide_up(panels_of(p), chunks.panels); };
+  int64_t columns = 0;
+  for (const PanelProduct& p : products) columns += columns_of(p);
+  device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {
+    const int64_t row = index % chunks.row_blocks * chunks.block_rows;
+    int64_t column = index / chunks.row_blocks;
+    const PanelProduct* p = products.data();
+    for (; column >= columns_of(*p); ++p) column -= columns_of(*p);
+    const int64_t begin = panels_of(*p) * column / columns_of(*p);
+    const int64_t end = panels_of(*p) * (column + 1) / columns_of(*p);
+    const ProductChunk chunk{row, rows_at(row), begin, end - begin, packed ? packed + row * k : nullptr};
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
-    HWY_DYNAMIC_DISPATCH(multiply_chunk)(p, chunk, memory);
+    HWY_DYNAMIC_DISPATCH(multiply_chunk)(*p, chunk, memory);
   });
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "cpu/device.h"
 #include "ops/ops.h"
@@ -46,7 +47,11 @@ struct PanelProduct {
   bool round_output;  // round the product to BF16 before it is stored or added
 };
 
-// Uses the worker scratch.
-void panel_product(ops::Device& device, const PanelProduct& p);
+// Bytes of workspace of products [m, k] · [k, n_i] whose n_i add up to n.
+int64_t panel_workspace_bytes(int64_t m, int64_t k, int64_t n);
+
+// Products of one A, and of right operands of one depth and dtype. Uses the worker scratch; `workspace` is
+// 64-byte aligned.
+void panel_products(ops::Device& device, std::span<const PanelProduct> products, void* workspace);
 
 }  // namespace duokv::cpu

@@ -1,5 +1,7 @@
 #include "cpu/product.h"
 
+#include <array>
+
 #include "cpu/bf16.h"
 #include "cpu/onednn_product.h"
 #include "cpu/rows.h"
@@ -67,13 +69,25 @@ RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView
 }
 
 int64_t workspace_bytes(ProductKernel kernel, int64_t m, int64_t k, int64_t n, bool round_output) {
-  if (kernel == ProductKernel::Panels) return 0;
+  if (kernel == ProductKernel::Panels) return panel_workspace_bytes(m, k, n);
   return align(2 * m * k) + (round_output ? align(4 * m * n) : 0);
 }
 
 void multiply(ops::Device& device, const Product& p, void* workspace) {
-  if (p.b.kernel == ProductKernel::OneDnn) return multiply_onednn(device, p, workspace);
-  panel_product(device, {p.m, p.a, p.b.panels, p.c, p.accumulate, p.round_output});
+  multiply(device, std::span(&p, 1), workspace);
+}
+
+void multiply(ops::Device& device, std::span<const Product> products, void* workspace) {
+  if (products[0].b.kernel == ProductKernel::OneDnn) {
+    for (const Product& p : products) multiply_onednn(device, p, workspace);
+    return;
+  }
+  std::array<PanelProduct, kMostProducts> panels;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const Product& p = products[i];
+    panels[i] = {p.m, p.a, p.b.panels, p.c, p.accumulate, p.round_output};
+  }
+  panel_products(device, std::span(panels).first(products.size()), workspace);
 }
 
 }  // namespace duokv::cpu

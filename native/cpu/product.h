@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "cpu/device.h"
 #include "cpu/panel_product.h"
@@ -31,19 +32,23 @@ int64_t prepared_bytes(ProductKernel kernel, int64_t k, int64_t n, ops::ProductM
 RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView& b, int64_t k, int64_t n,
                      ops::ProductMode mode, void* memory);
 
-// Bytes of workspace that `multiply` needs with a right operand of this kernel.
+// Bytes of workspace that `multiply` needs with a right operand of this kernel; of several, n is the sum.
 int64_t workspace_bytes(ProductKernel kernel, int64_t m, int64_t k, int64_t n, bool round_output);
 
 struct Product {
   int64_t m;
   MatrixView a;  // dense: the stride is the width
-  const RightOperand& b;
+  RightOperand b;
   float* c;
   bool accumulate;
   bool round_output;  // round the product to BF16 before it is stored or added
 };
 
+inline constexpr size_t kMostProducts = 3;
+
 // Uses the worker scratch; `workspace` is 64-byte aligned.
 void multiply(ops::Device& device, const Product& product, void* workspace);
+// Up to kMostProducts products of one A, whose right operands have one kernel, depth and dtype.
+void multiply(ops::Device& device, std::span<const Product> products, void* workspace);
 
 }  // namespace duokv::cpu
