@@ -215,14 +215,16 @@ DUOKV_CASE(nothing_to_see_gives_zeros) {
 }
 
 // What a query sees surfaces when it is not finite; what it does not see, of a tile that it sees, changes no
-// bit: the future, another document, what is before the window. 2^120 is too large for TF32x3 only.
+// bit: the future, another document, what is before the window. 2^120 is too large for TF32x3 only. Of the
+// first 64 entries, the first queries see some and the last queries of their block all; query 64, the first
+// of a later block, sees all and the block's last queries some, for their window or their document.
 DUOKV_CASE(nonfinite_values_surface) {
-  constexpr int32_t kAt = 20;
+  constexpr int32_t kLength = 84, kDocument = 77, kWindow = 70;
   Rng rng(11);
   const auto try_all = [&](int32_t head_dim, DType dtype, ProductMode mode,
                            const std::vector<Poison>& poisons) {
-    Problem clean = causal_problem(rng, 1, 70, 4, 2, head_dim, 16);
-    for (size_t t = 29; t < 70; ++t) clean.document_start[t] = 29;
+    Problem clean = causal_problem(rng, 1, kLength, 4, 2, head_dim, kWindow);
+    for (size_t t = kDocument; t < kLength; ++t) clean.document_start[t] = kDocument;
     for (BankEntries& bank : clean.banks) bank.dtype = dtype;
     clean.mode = mode;
     const std::vector<float> expected = run(clean).out;
@@ -231,14 +233,32 @@ DUOKV_CASE(nonfinite_values_surface) {
       expect(wrong.empty(), "%s, %s: %s", name_of(mode), poison.name().c_str(), wrong.c_str());
     }
   };
-  const std::vector<Poison> poisons = {{Poison::kValue, 0, kAt, kNan},  {Poison::kValue, 0, kAt, 0x1p120f},
-                                       {Poison::kValue, 1, kAt, -kInf}, {Poison::kKey, 0, kAt, kInf},
-                                       {Poison::kKey, 1, kAt, kNan},    {Poison::kQuery, 0, kAt, kInf}};
+  const std::vector<Poison> poisons = {{Poison::kValue, 0, 20, kNan}, {Poison::kValue, 0, 70, 0x1p120f},
+                                       {Poison::kValue, 1, 2, -kInf}, {Poison::kKey, 0, 20, kInf},
+                                       {Poison::kKey, 1, 2, kNan},    {Poison::kQuery, 0, 20, kInf}};
   for_each_choice([&](size_t choice) {
     try_all(32, DType::F32, kModes[choice], poisons);
-    try_all(128, DType::F32, kModes[choice], {poisons[0]});
+    try_all(128, DType::F32, kModes[choice], {poisons[0], poisons[2]});
   });
   try_all(64, DType::BF16, ProductMode::BF16, poisons);
+}
+
+// Entry t is not finite in column t alone, and query t sees the entries up to t: so it is in its columns up
+// to t, and in no other, that its output is not finite.
+DUOKV_CASE(each_column_of_a_value_surfaces_in_its_own) {
+  for (const int32_t columns : {16, 32}) {
+    Rng rng(17);
+    Problem p = causal_problem(rng, 1, columns, 1, 1, columns, 0);
+    std::vector<size_t> where;
+    for (size_t t = 0, width = static_cast<size_t>(columns); t < width; ++t) {
+      p.banks[0].rows[0].v[t * width + t] = kInf;
+      for (size_t column = 0; column <= t; ++column) where.push_back(t * width + column);
+    }
+    for (const ProductMode mode : kModes) {
+      p.mode = mode;
+      expect_non_finite_at(name_of(mode), run(p).out, where);
+    }
+  }
 }
 
 // A query that sees only keys of -inf score is no query that sees nothing.
