@@ -20,7 +20,8 @@ void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixV
                    float* c, bool accumulate, bool round_output, ops::ProductMode mode) {
   const ProductKernel kernel = choose_kernel(mode, m);
   const int64_t bytes = prepared_bytes(kernel, k, n, mode);
-  char* memory = device.shared_scratch.take<char>(bytes + workspace_bytes(kernel, m, k, n, round_output));
+  char* memory =
+      device.shared_scratch.take<char>(bytes + workspace_bytes(device, kernel, m, k, n, round_output));
   const RightOperand right = prepare(device, kernel, b, k, n, mode, memory);
   multiply(device, {m, a, right, c, accumulate, round_output}, memory + bytes);
 }
@@ -40,8 +41,8 @@ void multiply_served(Device& device, const ops::LinearArgs& args, const float* x
                    args.round_output};
     n += w.n;
   }
-  void* workspace =
-      device.shared_scratch.take<char>(workspace_bytes(products[0].b.kernel, m, k, n, args.round_output));
+  void* workspace = device.shared_scratch.take<char>(
+      workspace_bytes(device, products[0].b.kernel, m, k, n, args.round_output));
   multiply(device, std::span(products).first(args.count), workspace);
 }
 

@@ -133,9 +133,9 @@ Status linear_cross_entropy(Device* device, const ops::LinearCrossEntropyArgs* a
     const int64_t backward_at = layout.add(gradient ? prepared_bytes(kernel, vocabulary, d, mode) : 0);
     const int64_t rows_at = layout.add(gradient ? prepared_bytes(rows_kernel, chunk, d, mode) : 0);
     const int64_t workspace_at =
-        layout.add(std::max({workspace_bytes(kernel, chunk, d, vocabulary, false),
-                             workspace_bytes(kernel, chunk, vocabulary, d, false),
-                             workspace_bytes(rows_kernel, vocabulary, chunk, d, false)}));
+        layout.add(std::max({workspace_bytes(*device, kernel, chunk, d, vocabulary, false),
+                             workspace_bytes(*device, kernel, chunk, vocabulary, d, false),
+                             workspace_bytes(*device, rows_kernel, vocabulary, chunk, d, false)}));
     char* memory = device->shared_scratch.take<char>(layout.size());
     float* logits = reinterpret_cast<float*>(memory + logits_at);
     void* workspace = memory + workspace_at;

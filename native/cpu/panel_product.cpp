@@ -449,7 +449,7 @@ HWY_EXPORT(target_width);
 
 constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockColumns = 512;
-constexpr int64_t kChunksWanted = 32;
+constexpr int64_t kChunksOfThread = 8;
 constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16
 constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A; packing them takes some 5 µs
 constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
@@ -458,16 +458,16 @@ constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache l
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-// How products of the same rows are divided, which depends on their shapes alone: blocks of rows of equal
-// size by as many panels as leave enough chunks.
+// How products of the same rows are divided, which no result depends on: blocks of rows of equal size by as
+// many panels as leave enough chunks.
 struct Chunks {
-  Chunks(int64_t m, int64_t k, int64_t n)
+  Chunks(int64_t threads, int64_t m, int64_t k, int64_t n)
       : width(panel_width()),
         row_blocks(divide_up(m, kBlockRows)),
         block_rows(round_up(divide_up(m, row_blocks), kTileRows)) {
     const int64_t most = kBlockColumns / width;
     const int64_t fewest = std::min(most, divide_up(kSmallestChunk, k * width));
-    panels = std::clamp(divide_up(n, width) * row_blocks / kChunksWanted, fewest, most);
+    panels = std::clamp(divide_up(n, width) * row_blocks / (kChunksOfThread * threads), fewest, most);
     packs_all = row_blocks == 1 || panels * width < kColumnsWorthPacking;
   }
   int64_t width, row_blocks, block_rows;
@@ -495,8 +495,8 @@ Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t 
   return packed;
 }
 
-int64_t panel_workspace_bytes(int64_t m, int64_t k, int64_t n) {
-  return Chunks(m, k, n).packs_all ? round_up(m * k * 4, 64) : 0;
+int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, int64_t n) {
+  return Chunks(device.pool.threads(), m, k, n).packs_all ? round_up(m * k * 4, 64) : 0;
 }
 
 void panel_products(ops::Device& device, std::span<const PanelProduct> products, void* workspace) {
@@ -504,7 +504,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   const int64_t m = first.m, k = first.b.k;
   int64_t n = 0;
   for (const PanelProduct& p : products) n += p.b.n;
-  const Chunks chunks(m, k, n);
+  const Chunks chunks(device.pool.threads(), m, k, n);
   const auto rows_at = [&](int64_t row) { return std::min(chunks.block_rows, m - row); };
   const float* packed = nullptr;
   if (chunks.packs_all && m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed) {

@@ -48,7 +48,7 @@ struct PanelProduct {
 };
 
 // Bytes of workspace of products [m, k] · [k, n_i] whose n_i add up to n.
-int64_t panel_workspace_bytes(int64_t m, int64_t k, int64_t n);
+int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, int64_t n);
 
 // Products of one A, and of right operands of one depth and dtype. Uses the worker scratch; `workspace` is
 // 64-byte aligned.

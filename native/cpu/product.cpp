@@ -68,8 +68,9 @@ RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView
   return {kernel, panels, b.stride, b.transposed};
 }
 
-int64_t workspace_bytes(ProductKernel kernel, int64_t m, int64_t k, int64_t n, bool round_output) {
-  if (kernel == ProductKernel::Panels) return panel_workspace_bytes(m, k, n);
+int64_t workspace_bytes(const ops::Device& device, ProductKernel kernel, int64_t m, int64_t k, int64_t n,
+                        bool round_output) {
+  if (kernel == ProductKernel::Panels) return panel_workspace_bytes(device, m, k, n);
   return align(2 * m * k) + (round_output ? align(4 * m * n) : 0);
 }
 

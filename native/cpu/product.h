@@ -33,7 +33,8 @@ RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView
                      ops::ProductMode mode, void* memory);
 
 // Bytes of workspace that `multiply` needs with a right operand of this kernel; of several, n is the sum.
-int64_t workspace_bytes(ProductKernel kernel, int64_t m, int64_t k, int64_t n, bool round_output);
+int64_t workspace_bytes(const ops::Device& device, ProductKernel kernel, int64_t m, int64_t k, int64_t n,
+                        bool round_output);
 
 struct Product {
   int64_t m;
