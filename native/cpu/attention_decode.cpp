@@ -8,6 +8,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_decode.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -22,11 +23,14 @@ namespace {
 // order, so the size is part of the result.
 constexpr int64_t kPiece = 256;
 
-// Query heads that read an entry together, and keys that are multiplied together: 12 accumulators.
+// Query heads that read an entry together, and keys that are multiplied together: 12 accumulators. The keys
+// lie far apart, as several streams keep the memory busier than one.
 constexpr int64_t kHeadsAtOnce = 3;
 constexpr int64_t kKeysAtOnce = 4;
 // Keys whose values are added before moving to the next columns: they stay in the first-level cache.
 constexpr int64_t kValuesAtOnce = 32;
+// Values to be read next: the hardware's prefetchers stop at the end of a page.
+constexpr int64_t kEntriesAhead = 32;
 
 // One piece of one row of a bank for one KV head.
 struct StreamUnit {
@@ -86,10 +90,11 @@ HWY_INLINE void sum_lanes(V a, V b, V c, V d, float* sums) {
 #endif
 }
 
-// scores [kHeads, kPiece] of kKeys keys, `stride` elements apart. queries [kHeads, padded].
+// scores [kHeads, kPiece] of kKeys keys, `stride` elements apart, which lie `apart` columns from each other.
+// queries [kHeads, padded].
 template <int kHeads, int kKeys, class T>
 HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, const T* HWY_RESTRICT keys,
-                           int64_t stride, float* HWY_RESTRICT scores) {
+                           int64_t stride, int64_t apart, float* HWY_RESTRICT scores) {
   const F f;
   V sums[kHeads][kKeys];
 #pragma GCC unroll 8
@@ -111,7 +116,9 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
     if constexpr (kKeys == kKeysAtOnce) {
-      sum_lanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores + h * kPiece);
+      float four[kKeysAtOnce];
+      sum_lanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3], four);
+      for (int k = 0; k < kKeys; ++k) scores[h * kPiece + k * apart] = four[k];
     } else {
       const V zero = hn::Zero(f);
       float lone[kKeysAtOnce];
@@ -124,11 +131,12 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
 template <int kHeads, class T>
 HWY_INLINE void score_run(const float* queries, int64_t padded, const T* keys, int64_t stride, int64_t count,
                           float* scores) {
-  int64_t k = 0;
-  for (; k + kKeysAtOnce <= count; k += kKeysAtOnce) {
-    score_keys<kHeads, kKeysAtOnce>(queries, padded, keys + k * stride, stride, scores + k);
+  const int64_t apart = count / kKeysAtOnce;
+  for (int64_t k = 0; k < apart; ++k) {
+    score_keys<kHeads, kKeysAtOnce>(queries, padded, keys + k * stride, apart * stride, apart, scores + k);
   }
-  for (; k < count; ++k) score_keys<kHeads, 1>(queries, padded, keys + k * stride, stride, scores + k);
+  for (int64_t k = apart * kKeysAtOnce; k < count; ++k)
+    score_keys<kHeads, 1>(queries, padded, keys + k * stride, stride, 1, scores + k);
 }
 
 // sums [kHeads, kVectors·lanes] += weights [kHeads, kPiece] · values.
@@ -144,6 +152,9 @@ HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTR
     for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::LoadU(f, sums + h * padded + v * lanes);
   }
   for (int64_t k = 0; k < count; ++k, values += stride) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kVectors * lanes; i += kCacheLine / static_cast<int64_t>(sizeof(T)))
+      hwy::Prefetch(values + kEntriesAhead * stride + i);
     V x[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) x[v] = load_entry(values + v * lanes);

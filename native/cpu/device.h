@@ -11,6 +11,8 @@
 
 namespace duokv::cpu {
 
+inline constexpr int64_t kCacheLine = 64;  // bytes
+
 using ops::guarded;
 using ops::InvalidArgument;
 using ops::require;

@@ -26,7 +26,6 @@ struct ProductChunk {
 };
 
 inline constexpr int64_t kTileRows = 6;
-inline constexpr int64_t kCacheLine = 64;
 
 }  // namespace duokv::cpu
 #endif
