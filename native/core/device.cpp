@@ -10,7 +10,8 @@ std::shared_ptr<Device> Device::open(const ops::OpTable& table, int32_t threads,
   ops::Device* handle = nullptr;
   if (table.open(options.c_str(), threads, &handle) != ops::kOk)
     throw Error("ERR_DEVICE_UNAVAILABLE", table.last_error());
-  return std::shared_ptr<Device>(new Device(table, handle));
+  const std::string name = table.backend + (options.empty() ? "" : ":" + options);
+  return std::shared_ptr<Device>(new Device(table, handle, name));
 }
 
 Device::~Device() { table_.close(handle_); }
@@ -24,7 +25,7 @@ ops::DeviceInfo Device::info() const {
 std::shared_ptr<Device> Device::planner() const {
   ops::Device* planning = nullptr;
   check(table_.open_planning(handle_, &planning));
-  return std::shared_ptr<Device>(new Device(table_, planning));
+  return std::shared_ptr<Device>(new Device(table_, planning, name_));
 }
 
 void Device::require_free(int64_t bytes, const std::string& what) const {
@@ -35,7 +36,8 @@ Error Device::memory_error(int64_t bytes, const std::string& what) const {
   const ops::DeviceInfo now = info();
   std::string message = what + ": " + std::to_string(bytes) + " bytes more are needed, " +
                         std::to_string(now.memory_free) + " of " + std::to_string(now.memory_total) +
-                        " are free; this device object holds " + std::to_string(now.memory_used);
+                        " are free on " + name_ + (bytes <= now.memory_free ? ", in pieces too small" : "") +
+                        "; this device object holds " + std::to_string(now.memory_used);
   const char* separator = ": ";
   for (const auto& [holder, held] : held_) {
     message += separator + holder + " " + std::to_string(held);

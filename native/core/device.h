@@ -49,11 +49,13 @@ class Device {
   void check(ops::Status status) const;
 
  private:
-  Device(const ops::OpTable& table, ops::Device* handle) : table_(table), handle_(handle) {}
+  Device(const ops::OpTable& table, ops::Device* handle, std::string name)
+      : table_(table), handle_(handle), name_(std::move(name)) {}
   friend class Buffer;
   Error memory_error(int64_t bytes, const std::string& what) const;
   const ops::OpTable& table_;
   ops::Device* handle_;
+  std::string name_;  // as messages call it: "cpu", "cuda:1"
   std::map<std::string, int64_t> held_;
 };
 

@@ -182,8 +182,9 @@ ops::Status open_planning(ops::Device* device, ops::Device** planning) {
 void close(ops::Device* device) { delete device; }
 
 ops::Status info(ops::Device* device, ops::DeviceInfo* info) {
-  return guarded([&] {
-    require(device && info, "info: device or info is null");
+  // Memory is asked for of the device that is current in this thread.
+  return guarded(device, [&] {
+    require(info != nullptr, "info: info is null");
     const cudaDeviceProp& properties = device->properties;
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
@@ -262,7 +263,7 @@ ops::Status zero(ops::Device* device, void* dst, int64_t bytes) {
 namespace duokv::ops {
 
 Device::Device(int32_t index, bool planning)
-    : index(index), properties(cuda::select_device(index)), stream(planning), memory(planning) {}
+    : index(index), properties(cuda::select_device(index)), stream(planning), memory(index, planning) {}
 
 Device::~Device() {
   cudaSetDevice(index);

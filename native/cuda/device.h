@@ -1,7 +1,8 @@
 // The CUDA device: its stream, its memory and what its operations share.
 //
 // All work of a device is queued on one stream, in the order of the calls; what goes wrong on the GPU shows
-// at the next download. A device is used by one thread at a time; `info` may be called from any.
+// at the next download. A device is used by one thread at a time; `info` may be called from any. Every entry
+// makes its device current in the calling thread, so that one thread may use several.
 #pragma once
 
 #include <cstdint>

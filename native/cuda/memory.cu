@@ -77,10 +77,11 @@ Memory::Pieces::iterator Memory::reserve(int64_t bytes, bool small, const char* 
       cudaGetLastError();
       size_t free = 0, total = 0;
       check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-      throw OutOfMemory("out of GPU memory: " + std::to_string(bytes) + " bytes asked for (" + what + "), " +
-                        std::to_string(free) + " of " + std::to_string(total) + " bytes free, " +
-                        std::to_string(bytes_) + " in use by this device object, " +
-                        std::to_string(reserved_ - bytes_) + " reserved by it");
+      throw OutOfMemory("out of memory on cuda:" + std::to_string(device_) + ": " + std::to_string(bytes) +
+                        " bytes asked for (" + what + "), " + std::to_string(free) + " of " +
+                        std::to_string(total) + " bytes free, " + std::to_string(bytes_) +
+                        " in use by this device object, " + std::to_string(reserved_ - bytes_) +
+                        " reserved by it");
     }
     check(error, what);
   }

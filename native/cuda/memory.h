@@ -15,8 +15,8 @@ namespace duokv::cuda {
 
 class Memory {
  public:
-  // On a planning device the addresses name nothing.
-  explicit Memory(bool planning) : planning_(planning) {}
+  // Of the CUDA device of that index; on a planning device the addresses name nothing.
+  Memory(int32_t device, bool planning) : device_(device), planning_(planning) {}
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -53,6 +53,7 @@ class Memory {
   void join_next(Pieces::iterator piece);
   void trim_locked();
 
+  const int32_t device_;
   const bool planning_;
   mutable std::mutex mutex_;
   Pieces pieces_;         // by address

@@ -1,6 +1,5 @@
 #include "dist/collective.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 
 #include "core/error.h"
 #include "dist/hash.h"
+#include "dist/libraries.h"
 
 namespace duokv::dist {
 namespace {
@@ -20,21 +20,6 @@ constexpr std::chrono::seconds kJoinLimit{120};
 constexpr std::chrono::seconds kConnectLimit{5};
 
 Error unavailable(const std::string& what) { return Error("ERR_DISTRIBUTED", what); }
-
-// Never closed: an MPI library does not survive it.
-const MpiTable& load_mpi(const std::string& path) {
-  if (access(path.c_str(), F_OK) != 0)
-    throw unavailable(
-        "this process was started as one of several ranks, but duokv was built without MPI: install its "
-        "headers (on Debian or Ubuntu: apt-get install libopenmpi-dev) and build again");
-  // MPI opens components of its own, which look for its symbols among the global ones.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (library == nullptr) throw unavailable(std::string("MPI cannot be used: ") + dlerror());
-  const auto table = reinterpret_cast<const MpiTable* (*)()>(dlsym(library, "duokv_mpi_table"));
-  if (table == nullptr || table()->transport.version != kTransportVersion)
-    throw unavailable(path + " was built with another version of duokv");
-  return *table();
-}
 
 void require_ok(const MpiTable& mpi, ops::Status status) {
   if (status != ops::kOk) throw unavailable(mpi.transport.last_error());
@@ -99,13 +84,14 @@ std::unique_ptr<Links> go_to(const Meeting& meeting, int rank, int size, Clock::
 std::shared_ptr<Collective> Collective::join_mpi(const std::string& library) {
   const MpiTable& mpi = load_mpi(library);
   auto group = std::make_shared<Collective>();
-  char name[256] = "";
   int32_t rank = 0, size = 1;
-  require_ok(mpi, mpi.start(&rank, &size, name));
+  require_ok(mpi, mpi.start(&rank, &size));
+  FoundLibrary found{};
+  require_ok(mpi, mpi.transport.find(&found));
   group->mpi_ = &mpi;
   group->rank_ = rank;
   group->size_ = size;
-  group->description_ = std::to_string(size) + (size == 1 ? " rank, " : " ranks, ") + name;
+  group->description_ = std::to_string(size) + (size == 1 ? " rank, " : " ranks, ") + found.version;
   if (size == 1) return group;
   const auto deadline = Clock::now() + kJoinLimit;
   if (rank == 0) {

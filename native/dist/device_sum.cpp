@@ -1,27 +1,19 @@
 #include "dist/device_sum.h"
 
-#include <dlfcn.h>
-
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
+#include "dist/libraries.h"
 
 namespace duokv::dist {
 namespace {
 
 // Between two looks at the other ranks.
 constexpr int32_t kWaitMilliseconds = 20;
-
-// The CUDA backend's library has NCCL's calls beside its op table.
-const TransportTable* find_nccl(const ops::OpTable& backend) {
-  Dl_info place{};
-  if (dladdr(&backend, &place) == 0) return nullptr;
-  void* library = dlopen(place.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-  if (library == nullptr) return nullptr;
-  const auto table = reinterpret_cast<const TransportTable* (*)()>(dlsym(library, "duokv_nccl_table"));
-  return table == nullptr ? nullptr : table();
-}
+constexpr std::chrono::milliseconds kNewsLimit{500}, kNewsPoll{10};
 
 const TransportTable& find_transport(const Collective& group, const ops::OpTable& backend) {
   const std::string name = backend.backend;
@@ -30,8 +22,7 @@ const TransportTable& find_transport(const Collective& group, const ops::OpTable
     throw Error("ERR_DISTRIBUTED",
                 "ranks on the CPU sum their gradients through MPI: start them with mpirun or srun");
   }
-  const TransportTable* nccl = find_nccl(backend);
-  if (nccl != nullptr && nccl->version == kTransportVersion) return *nccl;
+  if (const TransportTable* nccl = nccl_table(backend); nccl != nullptr) return *nccl;
   throw Error("ERR_DISTRIBUTED", "this build's " + name + " backend has no NCCL");
 }
 
@@ -73,7 +64,14 @@ void DeviceSum::finish(Stop stop) {
 }
 
 void DeviceSum::check(ops::Status status) {
-  if (status != ops::kOk) throw Error("ERR_DISTRIBUTED", table_->last_error());
+  if (status == ops::kOk) return;
+  const std::string message = table_->last_error();
+  // The transport may notice first that a rank is gone; the group says which one.
+  for (auto waited = std::chrono::milliseconds(0); waited < kNewsLimit; waited += kNewsPoll) {
+    group_->check();
+    std::this_thread::sleep_for(kNewsPoll);
+  }
+  throw Error("ERR_DISTRIBUTED", message);
 }
 
 }  // namespace duokv::dist

@@ -10,16 +10,24 @@
 
 namespace duokv::dist {
 
-inline constexpr uint32_t kTransportVersion = 1;
+inline constexpr uint32_t kTransportVersion = 2;
 // Bytes by which the ranks of a communicator find each other.
 inline constexpr int64_t kIdBytes = 128;
 
 struct Transport;
 
+// The library that a transport works with, as it was found here.
+struct FoundLibrary {
+  char version[128];  // "Open MPI v4.1.4"
+  char path[512];
+};
+
 // Every rank makes the same calls in the same order.
 struct TransportTable {
   uint32_t version;
   const char* (*last_error)();
+  // Looks for the library. kUnavailable: it is not there, and the message says where it was looked for.
+  ops::Status (*find)(FoundLibrary*);
   // What rank 0 makes and every rank opens with.
   ops::Status (*make_id)(void* id);
   // Begins to connect; complete when `wait` says so.
@@ -36,8 +44,7 @@ struct TransportTable {
 // MPI besides: the library that finds the ranks which `mpirun` or `srun` started. Once per process.
 struct MpiTable {
   TransportTable transport;
-  // `library` [256]: name and version.
-  ops::Status (*start)(int32_t* rank, int32_t* size, char* library);
+  ops::Status (*start)(int32_t* rank, int32_t* size);
   // Rank 0's bytes to all; for what must be known before other connections exist.
   ops::Status (*broadcast)(void* data, int64_t bytes);
   // Not healthy: a rank has failed, and the others are not waited for.

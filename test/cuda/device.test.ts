@@ -53,7 +53,8 @@ describe('the emulated card', () => {
     const config = small({ headDim: 16 });
     const before = device.info().memory.used;
     // 8 GiB of embeddings on a card of 4 GiB.
-    const message = /^parameters: \d+ bytes more are needed, \d+ of \d+ are free; this device object holds/;
+    const message =
+      /^parameters: \d+ bytes more are needed, \d+ of \d+ are free on cuda; this device object holds/;
     await rejectsWith('ERR_DEVICE_MEMORY', message, () =>
       Model.create(device, { ...config, vocab: 1 << 20, hidden: 2048 }),
     );

@@ -1,21 +1,12 @@
 import assert from 'node:assert/strict';
-import { createServer } from 'node:net';
 import { fileURLToPath } from 'node:url';
 import { readLaunch } from '../../lib/group.js';
 import { joinGroup } from '../../lib/index.js';
 import { rejectsWith } from '../api/support.js';
-import { hasMpi, startRanks } from './launch.js';
+import { hasMpi, startAtAddress, startRanks } from './launch.js';
 
 const PROGRAM = fileURLToPath(new URL('program.ts', import.meta.url));
 const program = (mode: string) => ['--import', 'tsx', PROGRAM, mode];
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0);
-  await new Promise((resolve) => server.once('listening', resolve));
-  const { port } = server.address() as { port: number };
-  await new Promise((resolve) => server.close(resolve));
-  return port;
-}
 
 describe('a group of ranks', () => {
   it('is one rank where no launcher started more', async () => {
@@ -40,10 +31,8 @@ describe('a group of ranks', () => {
   });
 
   it('meets at an address without MPI, which CPUs cannot train without', async () => {
-    const address = { MASTER_ADDR: 'localhost', MASTER_PORT: String(await freePort()), WORLD_SIZE: '2' };
-    const [first, second] = await Promise.all(
-      ['0', '1'].map((RANK) => startRanks(1, program('meet'), { ...address, RANK }).outcome),
-    );
+    const started = await startAtAddress(2, program('meet'));
+    const [first, second] = await Promise.all(started.map(({ outcome }) => outcome));
     assert.equal(first?.stderr, '');
     assert.equal(second?.stdout, '');
     const { sum, said, trains } = JSON.parse(first?.stdout as string);

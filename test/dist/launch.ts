@@ -1,5 +1,6 @@
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
+import { createServer } from 'node:net';
 import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('../../', import.meta.url));
@@ -41,6 +42,30 @@ export function startRanks(ranks: number, args: readonly string[], environment: 
     child.on('close', (code) => resolve({ ...run, code }));
   });
   return { child, outcome };
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0);
+  await new Promise((resolve) => server.once('listening', resolve));
+  const { port } = server.address() as { port: number };
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
+
+/** Starts Node with `args` as `ranks` ranks that meet at an address, without MPI; one process each, in their order. */
+export async function startAtAddress(
+  ranks: number,
+  args: readonly string[],
+  environment: NodeJS.ProcessEnv = {},
+): Promise<ReturnType<typeof startRanks>[]> {
+  const address = {
+    MASTER_ADDR: 'localhost',
+    MASTER_PORT: String(await freePort()),
+    WORLD_SIZE: String(ranks),
+  };
+  return Array.from({ length: ranks }, (_, rank) =>
+    startRanks(1, args, { ...environment, ...address, RANK: String(rank) }),
+  );
 }
 
 /** The process of a rank that `mpirun` started. */

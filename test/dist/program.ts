@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 import { DuokvError, type Group, joinGroup, Model, openDevice, Trainer } from '../../lib/index.js';
-import { randomBatch, small, smallDesigns } from '../api/support.js';
+import { randomBatch, small, smallDesigns, testBackend } from '../api/support.js';
 import { distanceOf, normOf } from '../reference/compare.js';
 
 type Batch = ReturnType<typeof randomBatch>;
@@ -33,7 +33,10 @@ const failure = (call: Promise<unknown>): Promise<string> =>
     (error: DuokvError) => `${error.code}: ${error.message}`,
   );
 
-const openRank = (group: Group) => openDevice({ backend: 'cpu', threads: group.threads ?? 1 });
+const openRank = (group: Group) =>
+  testBackend === 'cuda'
+    ? openDevice({ backend: `cuda:${group.localRank}` })
+    : openDevice({ backend: 'cpu', threads: group.threads ?? 1 });
 
 const modes: Record<string, (group: Group) => Promise<unknown>> = {
   /** Gradients of every design in small buckets: those of one rank, and the same bits everywhere. */

@@ -1,53 +1,14 @@
 import assert from 'node:assert/strict';
-import type { ChildProcess } from 'node:child_process';
 import { cp, mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 import { writeDocuments } from '../cli/command.js';
 import { hasMpi, type Run, rankProcess, startRanks } from './launch.js';
+import { assertSameRun, type Update, updates, waitForUpdates } from './runs.js';
 
 const MAIN = fileURLToPath(new URL('../../dist/cli/main.js', import.meta.url));
-
-interface Update {
-  update: number;
-  loss: number;
-  gradNorm: number;
-  validTargets: number;
-  tokens: number;
-}
-
-async function updates(run: string): Promise<Update[]> {
-  const text = await readFile(join(run, 'metrics.jsonl'), 'utf8');
-  const records = text
-    .trimEnd()
-    .split('\n')
-    .map((line) => JSON.parse(line) as Update & { heldOut?: unknown });
-  return records.filter(({ heldOut }) => heldOut === undefined);
-}
-
-const orderHash = async (run: string): Promise<string> =>
-  (JSON.parse(await readFile(join(run, 'run.json'), 'utf8')) as { data: { orderHash: string } }).data
-    .orderHash;
-
-/** The same updates of the same windows, to what the order of additions leaves open. */
-async function assertSameRun(actual: string, expected: string, count: number): Promise<void> {
-  assert.equal(await orderHash(actual), await orderHash(expected));
-  const [a, b] = [await updates(actual), await updates(expected)];
-  assert.equal(a.length, count);
-  assert.equal(b.length, count);
-  for (const [i, { update, validTargets, tokens, loss }] of a.entries()) {
-    const other = b[i] as Update;
-    assert.deepEqual(
-      { update, validTargets, tokens },
-      { update: i + 1, validTargets: other.validTargets, tokens: other.tokens },
-    );
-    const difference = Math.abs(loss - other.loss) / other.loss;
-    assert.ok(difference <= 1e-5, `update ${update}: loss ${loss}, expected ${other.loss}`);
-  }
-}
 
 const suite = () => {
   let directory: string;
@@ -60,14 +21,6 @@ const suite = () => {
     assert.equal(stderr, '');
     assert.equal(code, 0);
     return stdout;
-  }
-  async function waitForUpdates(name: string, count: number, child: ChildProcess): Promise<void> {
-    while (child.exitCode === null) {
-      const text = await readFile(join(run(name), 'metrics.jsonl'), 'utf8').catch(() => '');
-      if (text.split('\n').length > count) return;
-      await sleep(5);
-    }
-    assert.fail(`the run ended before update ${count}`);
   }
 
   before(async () => {
@@ -107,7 +60,7 @@ const suite = () => {
   it('continues on 2 ranks what one rank began', async () => {
     const first = train(1, ...recipe, '--out', run('mixed'), '--threads', '1');
     // Its only checkpoint so far is of update 128.
-    await waitForUpdates('mixed', 132, first.child);
+    await waitForUpdates(run('mixed'), 132, first.child);
     first.child.kill('SIGKILL');
     await first.outcome;
     const stdout = await succeeds(train(2, '--resume', run('mixed')).outcome);
@@ -119,7 +72,7 @@ const suite = () => {
     it(`ends within seconds when rank ${victim} dies, and its last checkpoint is whole`, async () => {
       const name = `killed-${victim}`;
       const { child, outcome } = train(2, ...recipe, '--save-every', '3', '--out', run(name));
-      await waitForUpdates(name, 20, child);
+      await waitForUpdates(run(name), 20, child);
       const killed = Date.now();
       process.kill(rankProcess(child, victim), 'SIGKILL');
       const { code, stderr } = await outcome;
@@ -128,7 +81,7 @@ const suite = () => {
       assert.match(stderr, new RegExp(`duokv: ERR_DISTRIBUTED: rank ${victim} ended without leaving`));
       await cp(run(name), run(`${name}-resumed`), { recursive: true });
       const { child: resumed, outcome: end } = train(1, '--resume', run(`${name}-resumed`), '--threads', '1');
-      await waitForUpdates(`${name}-resumed`, 24, resumed);
+      await waitForUpdates(run(`${name}-resumed`), 24, resumed);
       resumed.kill('SIGTERM');
       const { code: stopped, stdout } = await end;
       assert.equal(stopped, 143);
@@ -139,7 +92,7 @@ const suite = () => {
 
   it('saves where it is when it is told to stop', async () => {
     const { child, outcome } = train(2, ...recipe, '--out', run('stopped'));
-    await waitForUpdates('stopped', 10, child);
+    await waitForUpdates(run('stopped'), 10, child);
     child.kill('SIGINT');
     const { stdout } = await outcome;
     const [, update] = /Stopped after (\d+) of 256 updates/.exec(stdout) as unknown as [string, string];

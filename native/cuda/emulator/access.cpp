@@ -101,19 +101,20 @@ void check_states(Region& region, bool shared, const void* address, size_t bytes
 }
 
 void check_in_detail(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
-  Region& global = device_memory().region;
   if (!in_kernel()) {
-    if (global.contains(address)) {
+    if (all_device_memory().contains(address)) {
       std::fprintf(stderr, "simt: host code accesses device memory: %zu-byte %s%s\n", bytes, verb(access),
                    source_of(pc).c_str());
       std::abort();
     }
     return;
   }
+  Region& global = device_memory().region;
   const bool shared = block().shared().region.contains(address);
   if (!shared && !global.contains(address)) {
     if (in_parameters(address) || in_program_image(address)) return;
-    fault(FaultCode::kIllegalAddress, "%zu-byte %s of host memory at %p%s", bytes, verb(access), address,
+    fault(FaultCode::kIllegalAddress, "%zu-byte %s of %s memory at %p%s", bytes, verb(access),
+          all_device_memory().contains(address) ? "another device's" : "host", address,
           source_of(pc).c_str());
   }
   if (reinterpret_cast<uintptr_t>(address) % alignment != 0) {
@@ -126,17 +127,17 @@ void check_in_detail(const void* address, size_t bytes, size_t alignment, Access
 }  // namespace
 
 void check_access(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
-  static const Region& global = device_memory().region;
+  static const Region& every = all_device_memory();
   Block& b = block();
   if (b.running) {
     if (on_own_stack(address)) return;
     // Most accesses are of initialised bytes.
     const Region& shared = b.shared().region;
-    const Region& region = shared.contains(address) ? shared : global;
+    const Region& region = shared.contains(address) ? shared : *b.global;
     if (region.contains(address) && (reinterpret_cast<uintptr_t>(address) & (alignment - 1)) == 0 &&
         initialised(region, address, bytes))
       return;
-  } else if (!global.contains(address)) {
+  } else if (!every.contains(address)) {
     return;
   }
   check_in_detail(address, bytes, alignment, access, pc);

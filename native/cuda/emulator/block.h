@@ -92,6 +92,7 @@ struct Block {
   static constexpr uint32_t kSyncObjects = 4096, kFiberSets = 2;
 
   const KernelLaunch* launch = nullptr;
+  const Region* global = nullptr;  // the memory of the device it runs on
   Context scheduler;
   Thread* running = nullptr;
   Fault fault;

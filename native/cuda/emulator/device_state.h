@@ -55,6 +55,7 @@ struct CUstream_st {
     std::function<duokv::simt::Fault()> run;   // work, or empty
     std::shared_ptr<CUevent_st> record, wait;  // or an event
     uint64_t generation = 0;
+    std::function<bool()> ready;  // whether another process has done its part; empty: none has one
   };
   bool blocking = true;  // ordered against the legacy stream
   std::deque<Item> queue;
@@ -72,7 +73,11 @@ struct CUgraphExec_st {
 namespace duokv::simt {
 
 struct Device {
-  std::recursive_mutex mutex;
+  explicit Device(int ordinal) : memory(ordinal) {}
+
+  // One for all devices, as they share the scheduler.
+  inline static std::recursive_mutex mutex;
+  CUstream_st legacy_stream;
   std::set<CUstream_st*> streams;
   std::map<CUevent_st*, std::shared_ptr<CUevent_st>> events;
   std::set<CUgraph_st*> graphs;
@@ -81,9 +86,13 @@ struct Device {
   std::map<const void*, int> dynamic_shared_limits;
   std::set<std::shared_ptr<Capture>> captures;  // active ones
   Fault fault;                                  // sticky
+  DeviceMemory memory;
 };
 
+// The calling thread's current one. Streams, events, graphs and memory are known to their own device alone,
+// which must be current in every call that names them.
 Device& device();
+Device& device(int ordinal);
 
 // Remembers a non-sticky error for cudaGetLastError, with a line on stderr that says why.
 cudaError_t fail(cudaError_t error, const std::string& why);

@@ -11,7 +11,19 @@ namespace duokv::simt {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kDeviceSpan = size_t{64} << 30;  // addresses, not memory
+
+// What an environment variable says, in [1, most]; `otherwise` where it says nothing.
+size_t setting(const char* name, size_t otherwise, size_t most) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return otherwise;
+  char* end = nullptr;
+  const unsigned long long value = std::strtoull(text, &end, 10);
+  if (*end != '\0' || value < 1 || value > most) {
+    std::fprintf(stderr, "simt: %s is '%s'; it must be a number from 1 to %zu\n", name, text, most);
+    std::abort();
+  }
+  return static_cast<size_t>(value);
+}
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -78,12 +90,19 @@ void Region::unmap(char* begin, size_t bytes) { remap(begin, bytes, PROT_NONE); 
 
 // ---------------------------------------------------------------- device memory
 
-DeviceMemory& device_memory() {
-  static DeviceMemory memory;
-  return memory;
+int device_count() {
+  static const size_t count = setting("DUOKV_SIMT_DEVICES", 1, kMostDevices);
+  return static_cast<int>(count);
 }
 
-DeviceMemory::DeviceMemory() : region(kDeviceSpan) {}
+const Region& all_device_memory() {
+  static const Region region(static_cast<size_t>(device_count()) * kDeviceSpan);
+  return region;
+}
+
+DeviceMemory::DeviceMemory(int device)
+    : region(all_device_memory(), static_cast<size_t>(device) * kDeviceSpan, kDeviceSpan),
+      capacity(setting("DUOKV_SIMT_MEMORY", size_t{4} << 30, kDeviceSpan)) {}
 
 void* DeviceMemory::allocate(size_t bytes) {
   const size_t page_bytes = round_up(bytes, kPage);

@@ -26,6 +26,9 @@ void raw_copy(void* destination, const void* source, size_t bytes);
 class Region {
  public:
   explicit Region(size_t bytes);
+  // A part of another, which must live longer.
+  Region(const Region& whole, size_t offset, size_t bytes)
+      : bytes_(bytes), base_(whole.base_ + offset), states_(whole.states_ + offset) {}
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
@@ -52,7 +55,7 @@ class Region {
 
 class DeviceMemory {
  public:
-  DeviceMemory();
+  explicit DeviceMemory(int device);
   void* allocate(size_t bytes);  // null: out of memory
   // Empty on success, else what is wrong with the pointer or was found around the allocation.
   std::string release(void* pointer);
@@ -62,7 +65,7 @@ class DeviceMemory {
   void reset();                                      // frees everything
 
   Region region;
-  size_t capacity = size_t{4} << 30;  // bytes that may be live at once
+  size_t capacity;  // bytes that may be live at once: DUOKV_SIMT_MEMORY, 4 GiB by default
   size_t live() const { return live_; }
 
  private:
@@ -76,7 +79,14 @@ class DeviceMemory {
   size_t next_ = 0, live_ = 0;
 };
 
+// Of the calling thread's current device.
 DeviceMemory& device_memory();
+// The addresses of all devices: those of device i are [i * kDeviceSpan, (i + 1) * kDeviceSpan) of it.
+const Region& all_device_memory();
+// How many devices there are: DUOKV_SIMT_DEVICES when this is first asked, 1 by default.
+int device_count();
+constexpr size_t kDeviceSpan = size_t{64} << 30;  // addresses, not memory
+constexpr int kMostDevices = 8;
 
 // ---- accesses
 

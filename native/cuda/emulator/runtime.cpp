@@ -11,6 +11,7 @@ namespace duokv::simt {
 namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local int current_device = 0;
 
 size_t shared_memory_optin() { return architecture() == Architecture::kSm80 ? 163 * 1024 : 227 * 1024; }
 
@@ -47,10 +48,18 @@ Fault copy_bytes(char* destination, const char* source, size_t bytes, cudaMemcpy
 
 }  // namespace
 
-Device& device() {
-  static Device instance;
-  return instance;
+Device& device(int ordinal) {
+  static const auto devices = [] {
+    std::vector<std::unique_ptr<Device>> all;
+    for (int i = 0; i < device_count(); ++i) all.push_back(std::make_unique<Device>(i));
+    return all;
+  }();
+  return *devices[static_cast<size_t>(ordinal)];
 }
+
+Device& device() { return device(current_device); }
+
+DeviceMemory& device_memory() { return device().memory; }
 
 cudaError_t fail(cudaError_t error, const std::string& why) {
   std::fprintf(stderr, "simt: %s: %s\n", cudaGetErrorName(error), why.c_str());
@@ -145,16 +154,19 @@ cudaError_t enqueue_kernel(const void* function, const char* name, dim3 grid, di
 }
 
 void reset_device() {
-  Device& d = device();
-  const std::lock_guard lock(d.mutex);
-  for (CUstream_st* stream : d.streams) {
-    stream->queue.clear();
-    stream->capture = nullptr;
+  const std::lock_guard lock(Device::mutex);
+  for (int i = 0; i < device_count(); ++i) {
+    Device& d = device(i);
+    for (CUstream_st* stream : d.streams) {
+      stream->queue.clear();
+      stream->capture = nullptr;
+    }
+    d.captures.clear();
+    d.fault = {};
+    d.memory.reset();
   }
-  d.captures.clear();
-  d.fault = {};
   last_error = cudaSuccess;
-  device_memory().reset();
+  current_device = 0;
 }
 
 const char* last_report() { return device().fault.message.c_str(); }
@@ -167,18 +179,26 @@ using namespace duokv::simt;
 // ---------------------------------------------------------------- device and errors
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = device_count();
   return cudaSuccess;
 }
+static cudaError_t check_device(int index) {
+  if (index >= 0 && index < device_count()) return cudaSuccess;
+  return fail(cudaErrorInvalidDevice,
+              "device " + std::to_string(index) + " of " + std::to_string(device_count()) + " emulated ones");
+}
 cudaError_t cudaSetDevice(int index) {
-  return index == 0 ? cudaSuccess : fail(cudaErrorInvalidDevice, "the emulator has device 0 only");
+  const cudaError_t error = check_device(index);
+  if (error == cudaSuccess) current_device = index;
+  return error;
 }
 cudaError_t cudaGetDevice(int* index) {
-  *index = 0;
+  *index = current_device;
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int index) {
+  if (const cudaError_t error = check_device(index); error != cudaSuccess) return error;
   const bool sm80 = architecture() == Architecture::kSm80;
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
@@ -206,12 +226,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
+  if (const cudaError_t error = check_device(index); error != cudaSuccess) return error;
   *properties = {};
   std::snprintf(properties->name, sizeof properties->name, "SIMT emulator");
-  properties->totalGlobalMem = device_memory().capacity;
-  cudaDeviceGetAttribute(&properties->major, cudaDevAttrComputeCapabilityMajor, 0);
-  cudaDeviceGetAttribute(&properties->minor, cudaDevAttrComputeCapabilityMinor, 0);
+  properties->totalGlobalMem = device(index).memory.capacity;
+  cudaDeviceGetAttribute(&properties->major, cudaDevAttrComputeCapabilityMajor, index);
+  cudaDeviceGetAttribute(&properties->minor, cudaDevAttrComputeCapabilityMinor, index);
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {

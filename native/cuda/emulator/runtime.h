@@ -98,6 +98,7 @@ struct cudaDeviceProp {
   int major, minor;
 };
 
+// As many devices as DUOKV_SIMT_DEVICES says, 1 by default.
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
@@ -179,11 +180,11 @@ cudaError_t launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block
                         invoke, &packed, sizeof packed);
 }
 
-// Forgets everything: allocations, streams' queues, errors. Handles stay valid.
+// Forgets everything on every device: allocations, streams' queues, errors. Handles stay valid.
 void reset_device();
-// The report of the last fault, empty if there was none since reset_device().
+// The report of the current device's last fault, empty if there was none since reset_device().
 const char* last_report();
-// Bytes of device memory that cudaMalloc hands out before it fails.
+// Bytes of the current device's memory that cudaMalloc hands out before it fails.
 void set_device_memory(size_t bytes);
 
 }  // namespace duokv::simt

@@ -345,6 +345,7 @@ Fault run_kernel(const KernelLaunch& launch) {
   Block& b = block();
   install_fault_handler();
   b.launch = &launch;
+  b.global = &device_memory().region;
   b.fault = {};
   b.scheduler.tsan_fiber = tsan::current_fiber();
   tsan::release(&b.start_sync);

@@ -1,19 +1,16 @@
 // Streams and events: the queues, and the order in which they advance.
 #include <algorithm>
+#include <chrono>
 
 #include "cuda/emulator/device_state.h"
 
 namespace duokv::simt {
 namespace {
 
-CUstream_st& legacy_stream() {
-  static CUstream_st stream;
-  return stream;
-}
-
 bool runnable(const CUstream_st& stream) {
   if (stream.queue.empty()) return false;
   const CUstream_st::Item& head = stream.queue.front();
+  if (head.ready && !head.ready()) return false;
   return !head.wait || head.wait->completed >= head.generation;
 }
 
@@ -36,9 +33,19 @@ bool progress() {
   return true;
 }
 
-// An event is recorded before anything can wait for it, so there is always a runnable stream.
+// Runs one unit of work, or waits a moment where all that is left waits for other processes. False when there
+// is no work: an event is recorded before anything can wait for it, so nothing waits for anything else.
+bool advance() {
+  if (progress()) return true;
+  const auto& streams = device().streams;
+  if (std::all_of(streams.begin(), streams.end(), [](CUstream_st* s) { return s->queue.empty(); }))
+    return false;
+  std::this_thread::sleep_for(std::chrono::microseconds(50));
+  return true;
+}
+
 void drain(const CUstream_st& stream) {
-  while (!stream.queue.empty() && progress()) {
+  while (!stream.queue.empty() && advance()) {
   }
 }
 
@@ -59,14 +66,14 @@ cudaError_t finish_synchronise() {
 }
 
 cudaError_t enqueue(cudaStream_t stream, CUstream_st::Item item) {
-  CUstream_st& s = stream ? *stream : legacy_stream();
+  CUstream_st& s = stream ? *stream : device().legacy_stream;
   if (!stream) drain_blocking_streams();
   s.queue.push_back(std::move(item));
   if (!stream) {
     while (!s.queue.empty()) {
       if (runnable(s)) {
         run_head(s);
-      } else if (!progress()) {
+      } else if (!advance()) {
         break;
       }
     }
@@ -85,7 +92,9 @@ cudaError_t submit(cudaStream_t stream, Operation operation) {
     capture_operation(*stream, std::move(operation));
     return cudaSuccess;
   }
-  return enqueue(stream, {std::move(operation.run), nullptr, nullptr});
+  CUstream_st::Item item;
+  item.run = std::move(operation.run);
+  return enqueue(stream, std::move(item));
 }
 
 }  // namespace duokv::simt
@@ -128,7 +137,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaDeviceSynchronize() {
   const std::lock_guard lock(device().mutex);
   if (const cudaError_t error = check_no_capture("cudaDeviceSynchronize"); error != cudaSuccess) return error;
-  while (progress()) {
+  while (advance()) {
   }
   return finish_synchronise();
 }
@@ -231,7 +240,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const cudaError_t error = check_event_outside_capture(event, "cudaEventSynchronize");
       error != cudaSuccess)
     return error;
-  while (event->completed < event->recorded && progress()) {
+  while (event->completed < event->recorded && advance()) {
   }
   return finish_synchronise();
 }

@@ -3,6 +3,7 @@
 // One thread makes every MPI call, so that any MPI library will do. It starts each sum at once and without
 // blocking, and then keeps asking MPI for progress, at ease while the backward pass needs the cores and
 // eagerly once somebody waits.
+#include <dlfcn.h>
 #include <mpi.h>
 
 #include <condition_variable>
@@ -189,6 +190,21 @@ MpiThread& mpi_thread() {
 
 const char* last_error() { return error_message.c_str(); }
 
+// Needs no MPI_Init, and may be called by any thread. The library is what this one was linked with.
+Status find(FoundLibrary* found) {
+  return guarded([&] {
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    check(MPI_Get_library_version(version, &length), "MPI_Get_library_version");
+    Dl_info place{};
+    dladdr(reinterpret_cast<const void*>(&MPI_Get_library_version), &place);
+    // The version's first words, without packager and date.
+    std::snprintf(found->version, sizeof found->version, "%.*s",
+                  static_cast<int>(std::strcspn(version, ",\n")), version);
+    std::snprintf(found->path, sizeof found->path, "%s", place.dli_fname ? place.dli_fname : "");
+  });
+}
+
 Status make_id(void* id) {
   std::memset(id, 0, kIdBytes);  // MPI's ranks know each other
   return ops::kOk;
@@ -209,7 +225,7 @@ Status wait(Transport*, int32_t milliseconds, int32_t* complete) {
 
 void close(Transport*) { mpi_thread().drop(); }
 
-Status start(int32_t* rank, int32_t* size, char* library) {
+Status start(int32_t* rank, int32_t* size) {
   return guarded([&] {
     mpi_thread().call([&] {
       int initialised = 0;
@@ -222,11 +238,6 @@ Status start(int32_t* rank, int32_t* size, char* library) {
       check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
       check(MPI_Comm_rank(MPI_COMM_WORLD, rank), "MPI_Comm_rank");
       check(MPI_Comm_size(MPI_COMM_WORLD, size), "MPI_Comm_size");
-      char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-      int length = 0;
-      check(MPI_Get_library_version(version, &length), "MPI_Get_library_version");
-      // Its first words, without packager and date.
-      std::snprintf(library, 256, "%.*s", static_cast<int>(std::strcspn(version, ",\n")), version);
     });
   });
 }
@@ -249,6 +260,6 @@ void stop(int32_t healthy) {
 extern "C" __attribute__((visibility("default"))) const duokv::dist::MpiTable* duokv_mpi_table() {
   using namespace duokv::dist;
   static const MpiTable table = {
-      {kTransportVersion, last_error, make_id, open, sum, wait, close}, start, broadcast, stop};
+      {kTransportVersion, last_error, find, make_id, open, sum, wait, close}, start, broadcast, stop};
   return &table;
 }

@@ -1,14 +1,21 @@
 // Gradient sums over NCCL, part of the CUDA backend's library. NCCL itself is opened at run time: a machine
-// with one GPU need not have it.
+// with one GPU need not have it. Under g++ its calls are the emulator's (cuda/emulator/nccl.h), unless
+// DUOKV_NCCL names a library.
 //
 // Sums run on a stream of their own, so that they overlap with the kernels of the backward pass; events order
 // the two. Nothing here blocks for longer than it is told to, because a rank that dies leaves the others'
 // kernels waiting for it, and only a host that is awake can abort them.
 #include <dlfcn.h>
+
+#ifdef __CUDACC__
 #include <nccl.h>
+#else
+#include "cuda/emulator/nccl.h"
+#endif
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -29,6 +36,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kPoll{100};
 
 #define DUOKV_NCCL_CALLS(X) \
+  X(ncclGetVersion)         \
   X(ncclGetUniqueId)        \
   X(ncclCommInitRankConfig) \
   X(ncclCommGetAsyncError)  \
@@ -36,6 +44,14 @@ constexpr std::chrono::microseconds kPoll{100};
   X(ncclGetErrorString)     \
   X(ncclGetLastError)       \
   X(ncclAllReduce)
+
+// Looks a function up by name in what was opened; null stands for the emulator.
+void* symbol(void* library, const char* name) {
+#ifndef __CUDACC__
+  if (library == nullptr) return simt::nccl_symbol(name);
+#endif
+  return dlsym(library, name);
+}
 
 // The calls in use, with the types that the header declares.
 class Nccl {
@@ -49,6 +65,9 @@ class Nccl {
   DUOKV_NCCL_CALLS(DUOKV_DECLARE)
 #undef DUOKV_DECLARE
 
+  // "NCCL 2.27.3", and the file.
+  std::string version, path;
+
   // In a non-blocking communicator "in progress" is no error.
   void check(ncclResult_t result, ncclComm_t comm, const char* what) const {
     if (result == ncclSuccess || result == ncclInProgress) return;
@@ -60,25 +79,43 @@ class Nccl {
  private:
   Nccl() {
     std::string reasons;
-    for (const std::string& path : cuda::library_paths("DUOKV_NCCL", {"libnccl.so.2"}, false, {"nccl"})) {
-      if (open(path.c_str(), reasons)) return;
+    if (cuda::kEmulated && cuda::environment("DUOKV_NCCL").empty()) {
+      bind(nullptr, "", reasons);
+      version = "NCCL (emulated)";
+      return;
+    }
+    for (const std::string& candidate :
+         cuda::library_paths("DUOKV_NCCL", {"libnccl.so.2"}, false, {"nccl"})) {
+      if (open(candidate.c_str(), reasons)) return;
     }
     throw cuda::Unavailable(
         "NCCL cannot be used (install pip's nvidia-nccl-cu13, or set DUOKV_NCCL to the path of libnccl.so):" +
         reasons);
   }
 
-  bool open(const char* path, std::string& reasons) {
-    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  bool open(const char* candidate, std::string& reasons) {
+    void* library = dlopen(candidate, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       reasons += std::string("\n  ") + dlerror();
       return false;
     }
-#define DUOKV_FIND(function)                                                  \
-  function = reinterpret_cast<decltype(function)>(dlsym(library, #function)); \
-  if (function == nullptr) {                                                  \
-    reasons += std::string("\n  ") + path + " has no function " #function;    \
-    return false;                                                             \
+    if (!bind(library, candidate, reasons)) return false;
+    int number = 0;
+    check(ncclGetVersion(&number), nullptr, "ncclGetVersion");
+    version = "NCCL " + std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+              std::to_string(number % 100);
+    Dl_info place = {};
+    dladdr(reinterpret_cast<void*>(ncclGetVersion), &place);
+    path = place.dli_fname ? place.dli_fname : candidate;
+    return true;
+  }
+
+  bool bind(void* library, const char* candidate, std::string& reasons) {
+#define DUOKV_FIND(function)                                                    \
+  function = reinterpret_cast<decltype(function)>(symbol(library, #function));  \
+  if (function == nullptr) {                                                    \
+    reasons += std::string("\n  ") + candidate + " has no function " #function; \
+    return false;                                                               \
   }
     DUOKV_NCCL_CALLS(DUOKV_FIND)
 #undef DUOKV_FIND
@@ -118,6 +155,14 @@ struct Transport {
 namespace {
 
 static_assert(sizeof(ncclUniqueId) <= kIdBytes);
+
+ops::Status find(FoundLibrary* found) {
+  return cuda::guarded([&] {
+    const Nccl& nccl = Nccl::get();
+    std::snprintf(found->version, sizeof found->version, "%s", nccl.version.c_str());
+    std::snprintf(found->path, sizeof found->path, "%s", nccl.path.c_str());
+  });
+}
 
 ops::Status make_id(void* id) {
   return cuda::guarded([&] {
@@ -189,6 +234,6 @@ void close(Transport* transport) {
 extern "C" __attribute__((visibility("default"))) const duokv::dist::TransportTable* duokv_nccl_table() {
   using namespace duokv::dist;
   static const TransportTable table = {
-      kTransportVersion, duokv::cuda::last_error, make_id, open, sum, wait, close};
+      kTransportVersion, duokv::cuda::last_error, find, make_id, open, sum, wait, close};
   return &table;
 }
