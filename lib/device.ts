@@ -2,6 +2,7 @@ import { availableParallelism } from 'node:os';
 
 import { checkInteger, checkOptions, show } from './arguments.js';
 import { DuokvError } from './errors.js';
+import { type FoundLibrary, findLibraries } from './libraries.js';
 import { callEngine, callNow, type NativeDevice, native } from './native.js';
 
 export type BackendName = 'auto' | 'cpu' | 'cuda' | `cuda:${number}`;
@@ -31,6 +32,8 @@ export interface DeviceInfo {
   };
   /** Names and versions. */
   readonly libraries: readonly string[];
+  /** What several ranks need: MPI to start them and to sum gradients on CPUs, NCCL to sum them on GPUs. */
+  readonly distributed: { readonly mpi: FoundLibrary; readonly nccl: FoundLibrary };
   /** How attention products run under a TF32x3 policy. */
   readonly attention: string;
   /** Backends that were tried first, and what kept them from being used. */
@@ -45,6 +48,7 @@ export class Device implements AsyncDisposable {
   /** @internal */
   readonly native: NativeDevice;
   readonly #selection: Pick<DeviceInfo, 'backend' | 'reason' | 'fallbacks'>;
+  #distributed: DeviceInfo['distributed'] | undefined;
   #closed: Promise<void> | undefined;
 
   /** @internal */
@@ -61,6 +65,7 @@ export class Device implements AsyncDisposable {
    */
   info(): DeviceInfo {
     const { name, isa, threads, attention, libraries, ...memory } = callNow(() => this.native.info());
+    this.#distributed ??= callNow(findLibraries);
     return {
       ...this.#selection,
       name,
@@ -73,6 +78,7 @@ export class Device implements AsyncDisposable {
         peak: memory.memoryPeak,
       },
       libraries: libraries.split('; '),
+      distributed: this.#distributed,
       attention,
     };
   }

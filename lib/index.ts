@@ -16,6 +16,7 @@ export * from './data/index.js';
 export { type BackendName, Device, type DeviceInfo, type DeviceOptions, openDevice } from './device.js';
 export { DuokvError, type ErrorCode } from './errors.js';
 export { Group, type GroupAddress, joinGroup } from './group.js';
+export type { FoundLibrary } from './libraries.js';
 export { type MemoryPrediction, type MemoryProgram, predictMemory } from './memory.js';
 export { type CallOptions, type DocumentScore, Model, type Score } from './model.js';
 export type { PrecisionName, RouteName } from './native.js';

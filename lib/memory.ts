@@ -88,9 +88,10 @@ function checkProgram(program: MemoryProgram): object {
  *
  * `parts`: `parameters`, `gradients`, `AdamW first moments`, `AdamW second moments`, `key-value cache`, `document ids`,
  * `rotary table`, `packed weights` (copies that the backend keeps for serving), `workspace` (activations, staged cache
- * entries, logits), `inputs` (tokens, positions, descriptors), `scratch` (what operations hold for themselves).
- * Recorded CUDA graphs are not among them; `session.graphs.bytes` measures those. Errors: `ERR_CONFIG`,
- * `ERR_ARGUMENT`.
+ * entries, logits), `inputs` (tokens, positions, descriptors), `graphs` (workspaces and inputs of the passes that a
+ * session records: of the prefill alone where `capacity` is `prompt`, else of every decode step too), `scratch` (what
+ * operations hold for themselves). What the driver takes for a recorded graph is not among them, since it says so to
+ * nobody: `session.graphs.driverBytes` is a measurement. Errors: `ERR_CONFIG`, `ERR_ARGUMENT`.
  *
  * @example
  * const { total } = await predictMemory(device, presets.localHistory126M(), { training: { rows: 1, length: 2048 } });

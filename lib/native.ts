@@ -279,6 +279,7 @@ export interface NativeSession {
       replayed: number;
       dropped: number;
       bytes: number;
+      driverBytes: number;
       seconds: number;
     };
     lengths: number[];
@@ -287,12 +288,21 @@ export interface NativeSession {
   dispose(): void;
 }
 
+/** A library of ranks. Found: `version` and `path`, else `why` not. */
+export interface NativeFinding {
+  readonly found: boolean;
+  readonly version: string;
+  readonly path: string;
+  readonly why: string;
+}
+
 interface NativeAddon {
   readonly Cancellation: new () => NativeCancellation;
   /** `options`: of the CUDA backend, the card's index; else empty. */
   openDevice(backend: 'cpu' | 'cuda', threads: number, options?: string): Promise<NativeDevice>;
   /** Without an address: through MPI. */
   joinGroup(address?: { host: string; port: number; rank: number; size: number }): Promise<NativeGroup>;
+  findLibraries(): { mpi: NativeFinding; nccl: NativeFinding };
   designPlan(config: unknown): DesignPlan;
   suffixes(config: unknown, positions: number, schedule: RouteName, suffix: number): SuffixTable;
   cacheBytes(config: unknown, batch: number, positions: number, precision: PrecisionName): CacheBytes;

@@ -115,8 +115,10 @@ export interface GraphStats {
   readonly recorded: number;
   readonly replayed: number;
   readonly dropped: number;
-  /** Device memory of the programs held: graphs and the workspaces they name. */
+  /** Device memory of the passes kept, which graphs name: what `predictMemory` says as `graphs` beforehand. */
   readonly bytes: number;
+  /** Measured: by how much the driver's free memory fell while it made the graphs held. Nobody can predict it. */
+  readonly driverBytes: number;
   /** Spent recording. */
   readonly seconds: number;
 }

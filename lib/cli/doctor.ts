@@ -1,13 +1,13 @@
 import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
 import os from 'node:os';
-import { delimiter, dirname, join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { delimiter, join } from 'node:path';
 
 import { Command } from 'commander';
 
 import { DuokvError } from '../errors.js';
+import { findLibraries } from '../libraries.js';
+import { callNow } from '../native.js';
 import { type DeviceFlags, openChosenDevice, withDevice } from './options.js';
 import { formatMiB } from './output.js';
 import { type Context, defineAction } from './run.js';
@@ -27,26 +27,21 @@ function cpuFeatures(): string[] {
   return FEATURES.filter((feature) => flags.has(feature));
 }
 
-/** What several ranks on the CPU need: the library that the build makes where it finds MPI, and a launcher. */
-function findMpi() {
-  const { path } = createRequire(import.meta.url)('node-gyp-build') as { path: (root: string) => string };
-  const addon = path(fileURLToPath(new URL('../..', import.meta.url)));
-  const found = (file: string) => (existsSync(file) ? file : null);
+/** What starts ranks through MPI, and its version where it runs. */
+function findLauncher() {
   const folders = (process.env.PATH ?? '').split(delimiter).filter((folder) => folder !== '');
-  const launcher = folders.map((folder) => join(folder, 'mpirun')).find(existsSync) ?? null;
+  const path = folders.map((folder) => join(folder, 'mpirun')).find(existsSync) ?? null;
   let version: string | null = null;
   try {
-    if (launcher !== null)
-      version = execFileSync(launcher, ['--version'], { encoding: 'utf8' }).split('\n', 1)[0]!;
+    if (path !== null) version = execFileSync(path, ['--version'], { encoding: 'utf8' }).split('\n', 1)[0]!;
   } catch {
     // A launcher that does not run is named without a version.
   }
-  return { library: found(join(dirname(addon), 'duokv_mpi.so')), launcher, version };
+  return { path, version };
 }
 
-function describeMpi({ library, launcher, version }: ReturnType<typeof findMpi>): string {
-  const how = launcher === null ? 'no mpirun on the path' : `${launcher}${version ? ` (${version})` : ''}`;
-  return `${library ?? 'duokv is built without it (Debian: libopenmpi-dev)'}; ${how}`;
+function describeLauncher({ path, version }: ReturnType<typeof findLauncher>): string {
+  return path === null ? 'not found on the path' : `${path}${version ? ` (${version})` : ''}`;
 }
 
 function printFields(context: Context, fields: Record<string, string>): void {
@@ -56,7 +51,7 @@ function printFields(context: Context, fields: Record<string, string>): void {
 
 export function doctorCommand(): Command {
   const command = new Command('doctor')
-    .description('Check that duokv works here: machine, instruction set, threads, memory, MPI, backend')
+    .description('Check that duokv works here: machine, instruction set, threads, memory, MPI, NCCL, backend')
     .addHelpText('after', '\nExample:\n  $ duokv doctor --json');
   withDevice(command);
   return defineAction<DeviceFlags, []>(command, async (context, options) => {
@@ -64,14 +59,17 @@ export function doctorCommand(): Command {
       ...describeMachine(),
       features: cpuFeatures(),
       usableCores: os.availableParallelism(),
-      mpi: findMpi(),
+      mpirun: findLauncher(),
+      distributed: callNow(findLibraries),
     };
     printFields(context, {
       duokv: `${machine.duokv}${machine.commit === null ? '' : ` (commit ${machine.commit.slice(0, 12)})`}, Node ${machine.node}`,
       machine: `${machine.platform}, Linux ${machine.release}`,
       CPU: `${machine.cpu}; ${machine.usableCores} of ${machine.cores} cores usable; ${machine.features.join(' ')}`,
       memory: `${formatMiB(machine.memory)} MiB`,
-      MPI: describeMpi(machine.mpi),
+      MPI: machine.distributed.mpi.description,
+      NCCL: machine.distributed.nccl.description,
+      mpirun: describeLauncher(machine.mpirun),
     });
     try {
       await using device = await openChosenDevice(options);

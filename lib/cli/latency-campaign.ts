@@ -58,8 +58,9 @@ export interface GraphCost extends Contender {
   readonly cell: number;
   readonly seed: number;
   readonly recorded: number;
-  /** Device memory of the graphs. */
+  /** Device memory that the graphs name, and what the driver took for them, as in `session.graphs`. */
   readonly bytes: number;
+  readonly driverBytes: number;
   /** Spent recording. */
   readonly ms: number;
   /** Requests after which recording has paid off; null where it saves nothing. */
@@ -273,7 +274,7 @@ async function runCell({
       for (let warmup = 0; warmup < warmups; warmup++) {
         await timeRequest(session, cell, contender, warmSteps, signal);
       }
-      const { recorded, bytes, seconds } = session.graphs;
+      const { recorded, bytes, driverBytes, seconds } = session.graphs;
       if (recorded === 0) continue;
       const callsToAmortise = await amortise(session, cell, contender, signal);
       record.graphs.push({
@@ -282,6 +283,7 @@ async function runCell({
         ...contender,
         recorded,
         bytes,
+        driverBytes,
         ms: seconds * 1000,
         callsToAmortise,
       });

@@ -30,6 +30,7 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   define_plan_functions(env, exports);
   exports.Set("openDevice", Napi::Function::New<DeviceObject::open>(env, "openDevice"));
   exports.Set("joinGroup", Napi::Function::New<GroupObject::join>(env, "joinGroup"));
+  exports.Set("findLibraries", Napi::Function::New<GroupObject::find_libraries>(env, "findLibraries"));
   exports.Set("liveResources", Napi::Function::New<live_resources>(env, "liveResources"));
   return exports;
 }

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "addon/arguments.h"
+#include "addon/backends.h"
 #include "addon/environment.h"
 #include "addon/wrapping.h"
 #include "cpu/thread_pool.h"
+#include "dist/libraries.h"
 
 namespace duokv::addon {
 namespace {
@@ -25,6 +27,15 @@ std::string mpi_library() {
   dladdr(reinterpret_cast<const void*>(&mpi_library), &place);
   const std::string path = place.dli_fname == nullptr ? "" : place.dli_fname;
   return path.substr(0, path.rfind('/') + 1) + "duokv_mpi.so";
+}
+
+// NCCL is part of the CUDA backend's library, which may be missing or of no use here.
+dist::Finding find_nccl() {
+  try {
+    return dist::find_nccl(backend_table("cuda"));
+  } catch (const Error& error) {
+    return {false, "", "", error.what()};
+  }
 }
 
 // Leaves the group; its calls have ended, or are about to.
@@ -77,6 +88,24 @@ Napi::Value GroupObject::join(const Napi::CallbackInfo& info) {
           return Done{};
         },
         [resource](Napi::Env e, Done&) { return wrap(e, Environment::of(e).group, resource); });
+  });
+}
+
+Napi::Value GroupObject::find_libraries(const Napi::CallbackInfo& info) {
+  const Napi::Env env = info.Env();
+  return guarded(env, [&]() -> Napi::Value {
+    const auto to_object = [env](const dist::Finding& finding) {
+      Napi::Object object = Napi::Object::New(env);
+      object.Set("found", finding.found);
+      object.Set("version", finding.version);
+      object.Set("path", finding.path);
+      object.Set("why", finding.why);
+      return object;
+    };
+    Napi::Object result = Napi::Object::New(env);
+    result.Set("mpi", to_object(dist::find_mpi(mpi_library())));
+    result.Set("nccl", to_object(find_nccl()));
+    return result;
   });
 }
 

@@ -32,6 +32,9 @@ class GroupObject : public Napi::ObjectWrap<GroupObject> {
   // The module's function joinGroup(address): Promise<Group>; `address` undefined: through MPI, else { host,
   // port, rank, size }.
   static Napi::Value join(const Napi::CallbackInfo& info);
+  // The module's function findLibraries(): { mpi, nccl }, each { found, version, path, why }: what joinGroup
+  // and the trainers of its groups would use.
+  static Napi::Value find_libraries(const Napi::CallbackInfo& info);
   // Throws ERR_ARGUMENT where `value` is no group, ERR_DISPOSED where it was closed.
   static std::shared_ptr<GroupResource> resource_of(Napi::Value value);
 

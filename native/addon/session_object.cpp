@@ -316,6 +316,7 @@ Napi::Value SessionObject::state(const Napi::CallbackInfo& info) {
   graphs.Set("replayed", number(snapshot.graphs.replayed));
   graphs.Set("dropped", number(snapshot.graphs.dropped));
   graphs.Set("bytes", number(snapshot.graphs.bytes));
+  graphs.Set("driverBytes", number(snapshot.graphs.driver_bytes));
   graphs.Set("seconds", snapshot.graphs.seconds);
   result.Set("graphs", graphs);
   result.Set("lengths", lengths);

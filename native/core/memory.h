@@ -13,8 +13,9 @@ namespace duokv {
 // Bytes that a device object holds at the peak of a program, by what they are for: "parameters", "gradients",
 // "AdamW first moments", "AdamW second moments", "key-value cache", "document ids", "rotary table",
 // "packed weights", "workspace" (activations, staged entries, logits), "inputs" (tokens, positions,
-// descriptors on their way to the device), "scratch" (what operations hold for themselves). Recorded graphs
-// are not among them: only the driver knows their size.
+// descriptors on their way to the device), "graphs" (the workspaces and inputs that recorded passes name),
+// "scratch" (what operations hold for themselves). What the driver takes for an executable graph is not among
+// them: it says so to nobody, and shows only as a fall of its free memory (GraphStats::driver_bytes).
 struct MemoryPrediction {
   std::map<std::string, int64_t> parts;
   int64_t total = 0;

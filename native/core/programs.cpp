@@ -22,7 +22,8 @@ GraphStats Programs::stats() const {
   GraphStats stats = stats_;
   for (const Program& program : programs_) {
     stats.held += program.graph ? 1 : 0;
-    stats.bytes += program.graph.bytes() + program.workspace.bytes();
+    stats.bytes += program.workspace.bytes();
+    stats.driver_bytes += program.graph.bytes();
   }
   return stats;
 }

@@ -35,7 +35,7 @@ struct Scores {
 // the second time it is recorded, and from then on replayed.
 struct Program {
   Program(ProgramKey key, std::shared_ptr<Device> device)
-      : key(std::move(key)), workspace(std::move(device)) {}
+      : key(std::move(key)), workspace(std::move(device), "graphs", "graphs") {}
 
   ProgramKey key;
   Workspace workspace;

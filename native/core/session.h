@@ -32,8 +32,9 @@ struct SessionOptions {
 // Programs recorded by a session, and what they cost and saved.
 struct GraphStats {
   int64_t held = 0, recorded = 0, replayed = 0, dropped = 0;
-  int64_t bytes = 0;   // device memory of the held ones: graphs and their workspaces
-  double seconds = 0;  // spent recording
+  int64_t bytes = 0;         // device memory of the programs kept: the workspaces that graphs name
+  int64_t driver_bytes = 0;  // by which the driver's free memory fell while it made the held graphs
+  double seconds = 0;        // spent recording
 };
 
 struct PrefillRow {

@@ -23,7 +23,7 @@ void Workspace::begin() {
 void Workspace::begin(Size size) {
   if (size.values > values_held()) {
     blocks_.clear();
-    blocks_.emplace_back(device_, size.values, "workspace");
+    blocks_.emplace_back(device_, size.values, values_name_);
   }
   if (size.inputs > inputs_held()) {
     inputs_.clear();
@@ -43,7 +43,7 @@ int64_t Workspace::inputs_held() const { return inputs_.size() == 1 ? inputs_[0]
 
 void Workspace::add_inputs(int64_t bytes) {
   Inputs& inputs = inputs_.emplace_back();
-  inputs.device = Buffer(device_, bytes, "inputs");
+  inputs.device = Buffer(device_, bytes, inputs_name_);
   inputs.host.resize(static_cast<size_t>(bytes));
 }
 
@@ -84,7 +84,8 @@ void* Workspace::take_bytes(int64_t bytes) {
     ++current_;
     used_ = 0;
   }
-  if (current_ == blocks_.size()) blocks_.emplace_back(device_, std::max(bytes, kSmallestBlock), "workspace");
+  if (current_ == blocks_.size())
+    blocks_.emplace_back(device_, std::max(bytes, kSmallestBlock), values_name_);
   void* memory = blocks_[current_].as<char>() + used_;
   used_ += bytes;
   depth_ += bytes;

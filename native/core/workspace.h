@@ -13,7 +13,10 @@ namespace duokv {
 
 class Workspace {
  public:
-  explicit Workspace(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  // `values`, `inputs`: what its memory is counted as.
+  explicit Workspace(std::shared_ptr<Device> device, const char* values = "workspace",
+                     const char* inputs = "inputs")
+      : device_(std::move(device)), values_name_(values), inputs_name_(inputs) {}
 
   const std::shared_ptr<Device>& device() const { return device_; }
 
@@ -70,6 +73,8 @@ class Workspace {
   int64_t inputs_held() const;
 
   std::shared_ptr<Device> device_;
+  const char* values_name_;
+  const char* inputs_name_;
   std::vector<Buffer> blocks_;
   size_t current_ = 0;
   int64_t used_ = 0;

@@ -11,7 +11,7 @@ struct duokv::ops::Graph {
     if (executable) cudaGraphExecDestroy(executable);
   }
   cudaGraphExec_t executable = nullptr;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // what the driver took, as far as its free memory shows
 };
 
 namespace duokv::cuda {

@@ -437,7 +437,7 @@ struct OpTable {
   Status (*graph_end)(Device*, Graph** graph);  // null graph: drops the recording
   Status (*graph_launch)(Device*, Graph*);
   void (*graph_destroy)(Device*, Graph*);
-  int64_t (*graph_bytes)(const Graph*);  // device memory the graph itself holds
+  int64_t (*graph_bytes)(const Graph*);  // by which free memory fell while the graph was made
 };
 
 }  // namespace duokv::ops

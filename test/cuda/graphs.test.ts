@@ -7,6 +7,7 @@ import {
   Model,
   type ModelConfig,
   openDevice,
+  predictMemory,
   type Session,
 } from '../../lib/index.js';
 import { randomTokens, sameBits, small, smallDesigns, testBackend } from '../api/support.js';
@@ -95,11 +96,41 @@ describe('graphs on the emulated card', () => {
           replayed: 0,
           dropped: 0,
           bytes: 0,
+          driverBytes: 0,
           seconds: 0,
         });
       }
     });
   }
+
+  it('takes the memory for graphs that is predicted', async () => {
+    for (const [name, design] of Object.entries(smallDesigns)) {
+      const config = onCard(design);
+      for (const precision of ['fp32', 'bf16'] as const) {
+        // A prompt that fills the rows; a step after it.
+        for (const capacity of [9, 10]) {
+          const serving = { batch: 2, capacity, prompt: 9, precision };
+          const { total, parts } = await predictMemory(device, config, { serving });
+          await using fresh = await openDevice({ backend: 'cuda' });
+          using model = await Model.create(fresh, config, { seed: 3 });
+          using session = model.session({ batch: 2, capacity, precision });
+          for (let round = 0; round < 3; round++) {
+            await session.reset();
+            await session.prefill({ tokens: randomTokens(18, vocab, round) });
+            if (capacity > 9) await session.decode({ tokens: randomTokens(2, vocab, round) });
+          }
+          const { held, bytes, driverBytes } = session.graphs;
+          assert.equal(held, capacity - 8, name);
+          assert.ok(bytes > 0);
+          assert.equal(bytes, parts['graphs'], `${name}, ${precision}, ${capacity} positions`);
+          assert.equal(fresh.info().memory.peak, total, name);
+          assert.equal(driverBytes, 0, 'the emulator takes nothing for a graph');
+        }
+      }
+    }
+    const serving = { capacity: 10, prompt: 9, graphs: false };
+    assert.equal((await predictMemory(device, onCard(small()), { serving })).parts['graphs'], undefined);
+  });
 
   it('draws the tokens of launches, of rows that share steps, and of the CPU', async () => {
     await using cpu = await openDevice({ backend: 'cpu' });
