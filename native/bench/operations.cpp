@@ -305,7 +305,7 @@ std::vector<Operation> operations(ops::Device* device, const Sizes& sizes) {
   const auto& [m, vocabulary, copies] = sizes;
   std::vector<Operation> all;
   for (Mode mode : {Mode::FP32, Mode::BF16}) {
-    for (int64_t rows : {int64_t{1}, int64_t{8}}) {
+    for (int64_t rows : {int64_t{1}, int64_t{8}, int64_t{32}}) {
       const std::string of = ", " + std::to_string(rows) + (rows == 1 ? " row" : " rows");
       all.push_back(served(device, "linear qkv" + of, mode, rows, kQkv, kWidth, copies));
       all.push_back(served(device, "linear gate" + of, mode, rows, kFfn, kWidth, copies));

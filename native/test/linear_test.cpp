@@ -279,32 +279,40 @@ DUOKV_TEST(infinities_and_nans_stay_in_their_place) {
   }
 }
 
+// Whether each is multiplied by itself or, where all are packed, in one job.
 DUOKV_TEST(weights_that_share_x_give_what_each_gives_alone) {
   for (Mode mode : {Mode::FP32, Mode::BF16}) {
-    for (int64_t m : {1, 37}) {
-      const Case a({m, 40, 97}, mode, 700), b({m, 40, 33}, mode, 701), c({m, 40, 64}, mode, 702);
+    for (const auto& [m, k] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 40}, {1, 768}, {2, 768}, {3, 257}, {8, 768}, {37, 40}, {64, 768}, {200, 300}}) {
+      const Case a({m, k, 97}, mode, 700), b({m, k, 33}, mode, 701), c({m, k, 64}, mode, 702);
       const auto alone = [&](const Case& one) {
         Case shared = one;
         shared.x = a.x;
         return shared.run_forward(device(), nullptr, false);
       };
-      Array<float> x(device(), a.x), wa(device(), a.w), wb(device(), b.w), wc(device(), c.w),
-          ya(device(), a.y), yb(device(), b.y), yc(device(), c.y);
-      const ops::LinearArgs args{
-          x.data(),
-          m,
-          1,
-          {},
-          3,
-          {{wa.data(), 97, 40, 1, nullptr}, {wb.data(), 33, 40, 1, nullptr}, {wc.data(), 64, 40, 1, nullptr}},
-          {ya.data(), yb.data(), yc.data()},
-          nullptr,
-          false,
-          mode};
-      check(table().linear_forward(device(), &args));
-      expect_bitwise("first", ya.get(), alone(a));
-      expect_bitwise("second", yb.get(), alone(b));
-      expect_bitwise("third", yc.get(), alone(c));
+      Packs packs(device());
+      Array<float> x(device(), a.x), wa(device(), a.w), wb(device(), b.w), wc(device(), c.w);
+      for (int packed : {0, 2, 3}) {
+        const auto of = [&](int i) { return i < packed ? packs : static_cast<ops::PackCache*>(nullptr); };
+        Array<float> ya(device(), a.y), yb(device(), b.y), yc(device(), c.y);
+        const ops::LinearArgs args{
+            x.data(),
+            m,
+            1,
+            {},
+            3,
+            {{wa.data(), 97, k, 1, of(0)}, {wb.data(), 33, k, 1, of(1)}, {wc.data(), 64, k, 1, of(2)}},
+            {ya.data(), yb.data(), yc.data()},
+            nullptr,
+            false,
+            mode};
+        check(table().linear_forward(device(), &args));
+        const std::string what =
+            std::to_string(m) + " rows of " + std::to_string(k) + ", " + std::to_string(packed) + " packed, ";
+        expect_bitwise(what + "first", ya.get(), alone(a));
+        expect_bitwise(what + "second", yb.get(), alone(b));
+        expect_bitwise(what + "third", yc.get(), alone(c));
+      }
     }
   }
 }
