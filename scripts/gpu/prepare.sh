@@ -5,7 +5,8 @@
 #
 #   scripts/gpu/prepare.sh [--with-node] [folder of more golden cases]
 #
-# --with-node adds what scripts/gpu/with-node.sh needs: Node, the addon, the tests and their packages.
+# --with-node also makes build/gpu-node.tar.xz, which is all that scripts/gpu/with-node.sh needs: Node, the addon, the
+# backend, the tests and their packages.
 # DUOKV_CUDA_ARCH is the card's architecture, 90a by default. Objects are kept in build/gpu-objects and build/gpu-tools,
 # so that a second run compiles what changed.
 set -euo pipefail
@@ -38,12 +39,13 @@ done
 echo "$commit" >"$out/commit"
 contents=(bin commit)
 [ -z "$cases" ] || contents+=(cases)
+tar -cJf "$out.tar.xz" -C "$out" "${contents[@]}"
 if [ -n "$with_node" ]; then
   node scripts/setup.mjs
   node scripts/prebuilds.mjs
   node scripts/gpu/node-tree.mjs "$out/node"
-  contents+=(node)
+  tar -cJf "$out-node.tar.xz" -C "$out" node
 fi
-tar -cJf "$out.tar.xz" -C "$out" "${contents[@]}"
-touch "$out/commit" # what run.sh compares the archive with
-du -h "$out.tar.xz"
+# What run.sh and with-node.sh compare the archives with.
+touch "$out/commit" ${with_node:+"$out/node/package.json"}
+du -h "$out"*.tar.xz
