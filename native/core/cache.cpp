@@ -15,12 +15,20 @@ Cache::Cache(std::shared_ptr<Device> device, const Plan& plan, const SessionOpti
       kv_width_(plan.config.kv_width()),
       dtype_(options.precision.cache),
       rows_(static_cast<size_t>(options.batch)) {
+  int64_t bytes = 0;
   for (size_t b = 0; b < plan.banks.size(); ++b) {
-    const int64_t bytes = batch_ * kv_width_ * slots(static_cast<int32_t>(b)) * element();
-    storage_.push_back(
-        {Buffer(device_, bytes, "key-value cache"), Buffer(device_, bytes, "key-value cache")});
+    offsets_.push_back(bytes);
+    bytes += 2 * tensor_bytes(static_cast<int32_t>(b));
   }
+  // In one piece: the memory of a large buffer is faster to read than that of many small ones.
+  storage_ = Buffer(device_, bytes, "key-value cache");
   document_ids_ = Buffer(device_, batch_ * capacity_ * static_cast<int64_t>(sizeof(int64_t)), "document ids");
+}
+
+int64_t Cache::tensor_bytes(int32_t bank) const {
+  constexpr int64_t kAlignment = 256;
+  const int64_t bytes = batch_ * kv_width_ * slots(bank) * element();
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 int64_t Cache::slots(int32_t bank) const {
@@ -63,14 +71,13 @@ std::vector<int64_t> Cache::document_ids(int64_t index) const {
 
 SessionBytes Cache::bytes() const {
   SessionBytes bytes;
-  for (size_t b = 0; b < storage_.size(); ++b) {
+  for (size_t b = 0; b < plan_.banks.size(); ++b) {
     for (int64_t r = 0; r < batch_; ++r)
       bytes.part(plan_.banks[b].part) += 2 * extent(static_cast<int32_t>(b), r).count * kv_width_ * element();
-    bytes.reserved += storage_[b].k.bytes() + storage_[b].v.bytes();
   }
   for (const CacheRow& state : rows_)
     bytes.document_ids += state.length * static_cast<int64_t>(sizeof(int64_t));
-  bytes.reserved += document_ids_.bytes();
+  bytes.reserved = storage_.bytes() + document_ids_.bytes();
   bytes.device = bytes.total();
   return bytes;
 }

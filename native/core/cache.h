@@ -37,8 +37,8 @@ class Cache {
   int64_t element() const { return dtype_ == ops::DType::BF16 ? 2 : 4; }
 
   int64_t slots(int32_t bank) const;
-  void* k(int32_t bank, int64_t row) const { return at(storage_[static_cast<size_t>(bank)].k, bank, row); }
-  void* v(int32_t bank, int64_t row) const { return at(storage_[static_cast<size_t>(bank)].v, bank, row); }
+  void* k(int32_t bank, int64_t row) const { return at(bank, row, 0); }
+  void* v(int32_t bank, int64_t row) const { return at(bank, row, tensor_bytes(bank)); }
 
   // Entries a row's bank holds: absolute positions first … first+count-1, position p in slot p % slots(bank).
   struct Extent {
@@ -55,8 +55,10 @@ class Cache {
   std::vector<int64_t> document_ids(int64_t row) const;
 
  private:
-  void* at(const Buffer& buffer, int32_t bank, int64_t row) const {
-    return buffer.as<char>() + row * kv_width_ * slots(bank) * element();
+  int64_t tensor_bytes(int32_t bank) const;  // of K, or of V
+  void* at(int32_t bank, int64_t row, int64_t tensor) const {
+    return storage_.as<char>() + offsets_[static_cast<size_t>(bank)] + tensor +
+           row * kv_width_ * slots(bank) * element();
   }
   struct Tensor {
     int32_t bank;
@@ -68,11 +70,9 @@ class Cache {
   const Plan& plan_;
   int64_t batch_, capacity_, kv_width_;
   ops::DType dtype_;
-  struct Storage {
-    Buffer k, v;
-  };
-  std::vector<Storage> storage_;
-  Buffer document_ids_;  // int64 [batch, capacity]
+  Buffer storage_;                // every bank's K, then its V, [batch, kv_heads, slots, head_dim] each
+  std::vector<int64_t> offsets_;  // [banks] in storage_
+  Buffer document_ids_;           // int64 [batch, capacity]
   void send_document_ids(int64_t row) const;
   std::vector<CacheRow> rows_;
 };
