@@ -51,7 +51,9 @@ Finding find_mpi(const std::string& path) {
 Finding find_nccl(const ops::OpTable& backend) {
   const TransportTable* table = nccl_table(backend);
   if (table != nullptr) return find(*table);
-  return {false, "", "", "the CUDA library was built without NCCL's header (pip's nvidia-nccl-cu13 has it)"};
+  return {false, "", "",
+          "the CUDA library was built without NCCL's header (pip's nvidia-nccl-cu13 has it), or by another "
+          "version of duokv"};
 }
 
 }  // namespace duokv::dist

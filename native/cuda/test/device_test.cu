@@ -1,11 +1,16 @@
 // The device: transfers through the staging ring, memory accounting, scratch, graphs, and what a recording
 // refuses.
+#include <unistd.h>
+
 #include <climits>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <random>
 #include <string>
 
+#include "cuda/library_paths.h"
 #include "cuda/test/test_device.h"
 
 using namespace duokv;
@@ -160,6 +165,31 @@ DUOKV_CASE(memory_is_counted_and_running_out_is_no_end) {
   release(device, memory);
   expect(used() == before, "memory in use after the release: %lld, before: %lld",
          static_cast<long long>(used()), static_cast<long long>(before));
+}
+
+DUOKV_CASE(libraries_are_looked_for_in_order) {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::temp_directory_path() / ("duokv-libraries-" + std::to_string(getpid()));
+  const std::string toolkit = root / "toolkit/lib64/libnccl.so.2",
+                    wheel = root / "python/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2";
+  for (const std::string& path : {toolkit, wheel}) {
+    fs::create_directories(fs::path(path).parent_path());
+    std::ofstream(path) << "a library";
+  }
+  setenv("CUDA_HOME", (root / "toolkit").c_str(), 1);
+  setenv("VIRTUAL_ENV", (root / "python").c_str(), 1);
+  const auto paths = [](bool in_toolkit) {
+    return library_paths("DUOKV_TEST_LIBRARY", {"libnccl.so.2"}, in_toolkit, {"nccl"});
+  };
+  const auto begins = [](const std::vector<std::string>& found, const std::vector<std::string>& wanted) {
+    return found.size() >= wanted.size() && std::equal(wanted.begin(), wanted.end(), found.begin());
+  };
+  expect(begins(paths(true), {"libnccl.so.2", toolkit, wheel}), "not the loader, the toolkit, the wheel");
+  expect(begins(paths(false), {"libnccl.so.2", wheel}), "the toolkit is asked for what it never has");
+  setenv("DUOKV_TEST_LIBRARY", "/chosen/library", 1);
+  expect(paths(true) == std::vector<std::string>{"/chosen/library"}, "more than what was chosen");
+  for (const char* name : {"CUDA_HOME", "VIRTUAL_ENV", "DUOKV_TEST_LIBRARY"}) unsetenv(name);
+  fs::remove_all(root);
 }
 
 DUOKV_CASE(invalid_devices_are_named) {
