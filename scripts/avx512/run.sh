@@ -135,4 +135,7 @@ tail -n +1 -f --pid=$bochs "$work/$name.txt"
 passed=$(grep -c '^== .*: exit code 0' "$work/$name.txt" || true)
 target=$(sed -n 's/^    [^;]*; \([A-Z0-9_]*\);.*/\1/p' "$work/$name.txt" | head -1)
 echo "$passed of ${#tests[@]} test programs passed on ${target:-no instruction set}, expected $expected"
-[ "$passed" -eq ${#tests[@]} ] && [ "$target" = $expected ]
+if [ "$passed" -ne ${#tests[@]} ] || [ "$target" != $expected ]; then
+  echo "what Bochs said: $work/$name.log, $work/$name.bochs" >&2
+  exit 1
+fi
