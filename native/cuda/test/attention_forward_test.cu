@@ -223,7 +223,7 @@ DUOKV_CASE(nonfinite_values_surface) {
   Rng rng(11);
   const auto try_all = [&](int32_t head_dim, DType dtype, ProductMode mode,
                            const std::vector<Poison>& poisons) {
-    Problem clean = causal_problem(rng, 1, kLength, 4, 2, head_dim, kWindow);
+    Problem clean = causal_problem(rng, 1, kLength, 2, 1, head_dim, kWindow);
     for (size_t t = kDocument; t < kLength; ++t) clean.document_start[t] = kDocument;
     for (BankEntries& bank : clean.banks) bank.dtype = dtype;
     clean.mode = mode;

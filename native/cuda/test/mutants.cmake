@@ -210,6 +210,15 @@ duokv_mutant(attention_backward padding_is_seen checked [[__int_as_float(kNothin
 duokv_mutant(attention_backward edge_of_the_first_query checked
              [=[tile_terms[kTileRows - 1].first <= first]=]
              [=[tile_terms[0].first <= first]=])
+duokv_mutant(attention_backward edge_of_the_last_query checked
+             [[start + t >= min(first + kOwnRows, stored_end) - 1]]
+             [[start + t + kTileRows >= min(first + kOwnRows, stored_end)]])
+duokv_mutant(attention_backward edge_of_the_first_own_query checked
+             [=[shared.terms()[kOwnRows - 1].first <= tile]=]
+             [=[shared.terms()[0].first <= tile]=])
+duokv_mutant(attention_backward edge_of_the_last_own_query checked
+             [[start + first >= tile + kTileRows - 1]]
+             [[start + first + kOwnRows >= tile + kTileRows]])
 duokv_mutant(attention_backward seen_value_lost checked [=[sums[2] += x.z * INFINITY;]=] [=[sums[2] += 0;]=])
 duokv_mutant(attention_backward scores_without_the_value race [[    if (unbounded) {
       __syncthreads();  // the]] [[    if (unbounded) {
@@ -376,13 +385,22 @@ duokv_mutant(attention_forward lse_in_base_two checked
 duokv_mutant(attention_forward first_kv_head checked
              [[tile.kv_head * source.head_stride]]
              [[0 * source.head_stride]] attention_block.cuh)
-duokv_mutant(attention_forward simt_hidden_value checked
+duokv_mutant(attention_forward simt_value_hidden_from_late_rows checked
              [[rows_see(block, entries.bank, 0, S::kRows)]]
              [[rows_see(block, entries.bank, 0, 1)]] attention_simt.cuh)
+duokv_mutant(attention_forward simt_value_hidden_from_early_rows checked
+             [[rows_see(block, entries.bank, 0, S::kRows)]]
+             [[rows_see(block, entries.bank, S::kRows - 1, 1)]] attention_simt.cuh)
 duokv_mutant(attention_forward simt_seen_value_lost checked [[+= x * INFINITY]] [[+= 0]] attention_simt.cuh)
-duokv_mutant(attention_forward mma_hidden_value checked
+duokv_mutant(attention_forward simt_value_of_another_column checked
+             [[column_lane * S::kVector + c % S::kVector]]
+             [[column_lane * S::kVector]] attention_simt.cuh)
+duokv_mutant(attention_forward mma_value_hidden_from_late_rows checked
              [[rows_see(block, entries.bank, 0, kRows)]]
              [[rows_see(block, entries.bank, 0, 1)]] attention_mma.cuh)
+duokv_mutant(attention_forward mma_value_hidden_from_early_rows checked
+             [[rows_see(block, entries.bank, 0, kRows)]]
+             [[rows_see(block, entries.bank, kRows - 1, 1)]] attention_mma.cuh)
 duokv_mutant(attention_forward mma_seen_value_lost checked [[+= x * INFINITY]] [[+= 0]] attention_mma.cuh)
 duokv_mutant(attention_forward mma_value_of_another_column checked
              [[kVector * (2 * t + odd) + c % kVector]]
