@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict';
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
@@ -42,6 +43,14 @@ export function startRanks(ranks: number, args: readonly string[], environment: 
     child.on('close', (code) => resolve({ ...run, code }));
   });
   return { child, outcome };
+}
+
+/** What a run printed, which must have ended well and without a word on stderr. */
+export async function succeeds(outcome: Promise<Run>): Promise<string> {
+  const { code, stdout, stderr } = await outcome;
+  assert.equal(stderr, '');
+  assert.equal(code, 0);
+  return stdout;
 }
 
 async function freePort(): Promise<number> {

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 import { writeDocuments } from '../cli/command.js';
-import { hasMpi, type Run, rankProcess, startRanks } from './launch.js';
+import { hasMpi, rankProcess, startRanks, succeeds } from './launch.js';
 import { assertSameRun, type Update, updates, waitForUpdates } from './runs.js';
 
 const MAIN = fileURLToPath(new URL('../../dist/cli/main.js', import.meta.url));
@@ -16,12 +16,6 @@ const suite = () => {
   const run = (name: string) => join(directory, name);
 
   const train = (ranks: number, ...args: string[]) => startRanks(ranks, [MAIN, 'train', ...args]);
-  async function succeeds(outcome: Promise<Run>): Promise<string> {
-    const { code, stdout, stderr } = await outcome;
-    assert.equal(stderr, '');
-    assert.equal(code, 0);
-    return stdout;
-  }
 
   before(async () => {
     directory = await mkdtemp(join(tmpdir(), 'duokv-ranks-'));
