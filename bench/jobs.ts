@@ -71,10 +71,10 @@ function ownJob(given: OwnCase): Job {
 export function ownJobs(precision: string): Job[] {
   return [
     ownJob({ precision, measure: ['prefill', 'decode'], routes: ['exact', 'full'] }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 512 }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024 }),
     // The prompt of 8 rows takes longer than everything that is timed.
     ownJob({ precision, measure: ['decode'], batch: 8, repetitions: 1 }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 512 }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024 }),
     ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN] }),
     ownJob({ precision, measure: ['request'], designs: [MAIN, RIVAL], repetitions: 3 }),
     ownJob({ precision, measure: ['train'], repetitions: 1 }),

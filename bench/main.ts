@@ -104,7 +104,7 @@ function keep(): void {
 }
 
 function add(result: Result): void {
-  const { ms, peakBytes, atLeastMs, ...what } = result;
+  const { ms, peakBytes, readGbytes, atLeastMs, ...what } = result;
   const known = record.results.find((other) => sameWhat(other, what));
   if (known === undefined) {
     record.results.push(result);
@@ -112,14 +112,17 @@ function add(result: Result): void {
   }
   known.ms.push(...ms);
   known.peakBytes = Math.max(known.peakBytes, peakBytes);
+  if (readGbytes !== undefined) known.readGbytes = [...(known.readGbytes ?? []), ...readGbytes];
   if (atLeastMs !== undefined) known.atLeastMs = Math.max(known.atLeastMs ?? 0, atLeastMs);
 }
 
-async function sampleCeilings(): Promise<void> {
+/** Samples both ceilings; gives the rates of reading. */
+async function sampleCeilings(): Promise<number[]> {
   const { lines } = await run(`${build}/ceilings_bench`, ['12'], { signal: controller.signal });
   const { gflops, gbytes } = JSON.parse(lines.join('')) as CeilingSamples;
   record.ceilings.gflops.push(...gflops);
   record.ceilings.gbytes.push(...gbytes);
+  return gbytes;
 }
 
 const describe = ({ measure, design, route, batch, length, ms, atLeastMs }: Result) =>
@@ -141,10 +144,11 @@ try {
       const key = `${round} ${job.name}`;
       done++;
       if (record.completed.includes(key)) continue;
-      if (turn % 4 === 0) await sampleCeilings();
       const began = performance.now();
+      const before = await sampleCeilings();
       const results = await job.run(controller.signal);
-      results.forEach(add);
+      const readGbytes = [...before, ...(await sampleCeilings())];
+      for (const result of results) add(result.engine === 'duokv' ? { ...result, readGbytes } : result);
       record.completed.push(key);
       keep();
       spent++;

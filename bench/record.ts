@@ -23,6 +23,8 @@ export interface Result extends What {
   ms: number[];
   /** Largest resident memory of the process, bytes. */
   peakBytes: number;
+  /** duokv's: rates of reading memory right before and right after the job, GB/s. */
+  readGbytes?: number[];
   /** A peer that had not ended when its time was up: each of its repetitions takes at least this, milliseconds. */
   atLeastMs?: number;
 }
