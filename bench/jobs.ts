@@ -12,6 +12,7 @@ export interface Job {
 
 export const PROMPT = 1792;
 export const WINDOW = 2048;
+export const SHORT = 512;
 export const STEPS = { decode: 32, request: 128 };
 export const MAIN = 'local-history';
 /** What duokv's request is compared with, and the design that llama.cpp's model has. */
@@ -73,12 +74,14 @@ export function ownJobs(precision: string): Job[] {
     ownJob({ precision, measure: ['prefill', 'decode'], routes: ['exact', 'full'] }),
     // The prompt of 8 rows takes longer than everything that is timed.
     ownJob({ precision, measure: ['decode'], batch: 8, repetitions: 1 }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 512 }),
+    ownJob({ precision, measure: ['decode'], length: SHORT }),
+    ownJob({ precision, measure: ['decode'], length: SHORT, batch: 8 }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: SHORT }),
     ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024 }),
     ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN] }),
     ownJob({ precision, measure: ['request'], designs: [MAIN, RIVAL], repetitions: 3 }),
     ownJob({ precision, measure: ['train'], repetitions: 1 }),
     ownJob({ precision, measure: ['train'], length: 1024, repetitions: 1 }),
-    ownJob({ precision, measure: ['train'], length: 512, repetitions: 1 }),
+    ownJob({ precision, measure: ['train'], length: SHORT, repetitions: 1 }),
   ];
 }
