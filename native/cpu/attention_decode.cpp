@@ -23,8 +23,9 @@ namespace {
 // order, so the size is part of the result.
 constexpr int64_t kPiece = 256;
 
-// Query heads that read an entry together, and keys that are multiplied together: 12 accumulators. The keys
-// lie far apart, as several streams keep the memory busier than one.
+// Query heads that read an entry together, and keys that are multiplied together: 12 accumulators, which with
+// the heads' queries and one entry fill the register file. The keys lie far apart, as several streams keep
+// the memory busier than one.
 constexpr int64_t kHeadsAtOnce = 3;
 constexpr int64_t kKeysAtOnce = 4;
 // Keys whose values are added before moving to the next columns: they stay in the first-level cache.
@@ -103,14 +104,14 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
     for (int k = 0; k < kKeys; ++k) sums[h][k] = hn::Zero(f);
   }
   for (int64_t i = 0; i < padded; i += lane_count()) {
-    V x[kKeys];
+    V q[kHeads];
 #pragma GCC unroll 8
-    for (int k = 0; k < kKeys; ++k) x[k] = load_entry(keys + k * stride + i);
+    for (int h = 0; h < kHeads; ++h) q[h] = hn::LoadU(f, queries + h * padded + i);
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) {
-      const V q = hn::LoadU(f, queries + h * padded + i);
+    for (int k = 0; k < kKeys; ++k) {
+      const V x = load_entry(keys + k * stride + i);
 #pragma GCC unroll 8
-      for (int k = 0; k < kKeys; ++k) sums[h][k] = hn::MulAdd(q, x[k], sums[h][k]);
+      for (int h = 0; h < kHeads; ++h) sums[h][k] = hn::MulAdd(q[h], x, sums[h][k]);
     }
   }
 #pragma GCC unroll 8
@@ -155,14 +156,14 @@ HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTR
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kVectors * lanes; i += kCacheLine / static_cast<int64_t>(sizeof(T)))
       hwy::Prefetch(values + kEntriesAhead * stride + i);
-    V x[kVectors];
+    V p[kHeads];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) x[v] = load_entry(values + v * lanes);
+    for (int h = 0; h < kHeads; ++h) p[h] = hn::Set(f, weights[h * kPiece + k]);
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) {
-      const V p = hn::Set(f, weights[h * kPiece + k]);
+    for (int v = 0; v < kVectors; ++v) {
+      const V x = load_entry(values + v * lanes);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::MulAdd(p, x[v], acc[h][v]);
+      for (int h = 0; h < kHeads; ++h) acc[h][v] = hn::MulAdd(p[h], x, acc[h][v]);
     }
   }
 #pragma GCC unroll 8
