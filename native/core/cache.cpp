@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/rounding.h"
+
 namespace duokv {
 
 using ops::OpTable;
@@ -28,7 +30,7 @@ Cache::Cache(std::shared_ptr<Device> device, const Plan& plan, const SessionOpti
 int64_t Cache::tensor_bytes(int32_t bank) const {
   constexpr int64_t kAlignment = 256;
   const int64_t bytes = batch_ * kv_width_ * slots(bank) * element();
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return round_up(bytes, kAlignment);
 }
 
 int64_t Cache::slots(int32_t bank) const {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "ops/rounding.h"
 
 namespace duokv {
 namespace {
@@ -52,7 +53,7 @@ class Builder {
     plan_.parameters.push_back(
         {std::move(name), std::move(shape), plan_.arena_elements, elements, init, std});
     plan_.parameter_count += elements;
-    plan_.arena_elements += (elements + kAlignment - 1) / kAlignment * kAlignment;
+    plan_.arena_elements += round_up(elements, kAlignment);
     return static_cast<int32_t>(plan_.parameters.size()) - 1;
   }
   int32_t matrix(const std::string& name, int64_t out, int64_t in, double scale = 1.0) {

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/rounding.h"
+
 namespace duokv {
 namespace {
 
 constexpr int64_t kAlignment = 64;
 
-int64_t aligned(int64_t bytes) {
-  return (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-}
+int64_t aligned(int64_t bytes) { return round_up(std::max<int64_t>(bytes, 1), kAlignment); }
 
 }  // namespace
 

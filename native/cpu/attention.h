@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "ops/ops.h"
+#include "ops/rounding.h"
 
 namespace duokv::cpu {
 
@@ -28,9 +29,6 @@ inline Span unite(Span a, Span b) {
   if (b.empty()) return a;
   return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
 }
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Tiles and accumulators hold head dimensions padded with zeros to a multiple of every vector length.
 inline constexpr int64_t kPadding = 16;

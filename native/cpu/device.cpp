@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cpu/device_functions.h"
+#include "ops/rounding.h"
 
 namespace duokv::cpu {
 namespace {
@@ -85,7 +86,7 @@ std::string bytes_text(int64_t bytes) { return std::to_string(bytes) + " bytes";
 // Calls body(begin, end) for pieces of [0, bytes).
 template <class Body>
 void in_pieces(ops::Device* device, int64_t bytes, Body&& body) {
-  const int64_t chunks = (bytes + kCopyChunk - 1) / kCopyChunk;
+  const int64_t chunks = ceil_div(bytes, kCopyChunk);
   device->pool.run(chunks, [&](int64_t chunk, int32_t) {
     body(chunk * kCopyChunk, std::min(bytes, (chunk + 1) * kCopyChunk));
   });

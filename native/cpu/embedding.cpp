@@ -7,6 +7,7 @@
 #include "cpu/device.h"
 #include "cpu/operations.h"
 #include "cpu/rows.h"
+#include "ops/rounding.h"
 
 namespace duokv::cpu {
 
@@ -45,7 +46,7 @@ Status embedding_backward(Device* device, const ops::EmbeddingBackwardArgs* args
     // Each token's sum has one owner: the chunk of occurrences in which its own begin.
     constexpr int64_t kOccurrences = 64;
     const auto continues = [&](int64_t at) { return args->tokens[order[at]] == args->tokens[order[at - 1]]; };
-    device->pool.run((m + kOccurrences - 1) / kOccurrences, [&](int64_t chunk, int32_t) {
+    device->pool.run(ceil_div(m, kOccurrences), [&](int64_t chunk, int32_t) {
       const int64_t begin = chunk * kOccurrences, end = std::min(m, begin + kOccurrences);
       int64_t at = begin;
       while (at > 0 && at < end && continues(at)) ++at;

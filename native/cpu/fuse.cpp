@@ -5,6 +5,7 @@
 
 #include "cpu/device.h"
 #include "cpu/operations.h"
+#include "ops/rounding.h"
 
 namespace duokv::cpu {
 
@@ -39,7 +40,7 @@ Status fuse_forward(Device* device, const ops::FuseArgs* args) {
   return guarded([&] {
     check_fuse(*args);
     const std::vector<Weights> weights = fusion_weights(*args);
-    device->pool.run((args->m + kBlockRows - 1) / kBlockRows, [&](int64_t block, int32_t) {
+    device->pool.run(ceil_div(args->m, kBlockRows), [&](int64_t block, int32_t) {
       const int64_t end = std::min(args->m, (block + 1) * kBlockRows);
       for (int64_t i = block * kBlockRows * args->heads; i < end * args->heads; ++i) {
         const Weights w = weights[static_cast<size_t>(i % args->heads)];
@@ -57,7 +58,7 @@ Status fuse_backward(Device* device, const ops::FuseBackwardArgs* args) {
     const ops::FuseArgs& forward = args->forward;
     check_fuse(forward);
     const std::vector<Weights> weights = fusion_weights(forward);
-    const int64_t blocks = (forward.m + kBlockRows - 1) / kBlockRows, heads = forward.heads;
+    const int64_t blocks = ceil_div(forward.m, kBlockRows), heads = forward.heads;
     std::vector<double> sums(static_cast<size_t>(blocks * heads), 0.0);
     device->pool.run(blocks, [&](int64_t block, int32_t) {
       const int64_t end = std::min(forward.m, (block + 1) * kBlockRows);

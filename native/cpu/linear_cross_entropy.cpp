@@ -8,6 +8,7 @@
 #include "cpu/operations.h"
 #include "cpu/pack_cache.h"
 #include "cpu/product.h"
+#include "ops/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/linear_cross_entropy.cpp"
@@ -100,7 +101,7 @@ class Layout {
  public:
   int64_t add(int64_t bytes) {
     const int64_t at = size_;
-    size_ += (bytes + 63) / 64 * 64;
+    size_ += round_up(bytes, 64);
     return at;
   }
   int64_t size() const { return size_; }

@@ -7,6 +7,8 @@
 #include <dnnl.hpp>
 #include <string>
 
+#include "ops/rounding.h"
+
 namespace duokv::cpu {
 namespace {
 
@@ -99,7 +101,7 @@ void onednn_product(ops::Device& device, const OneDnnProduct& p) {
                      made.dst_desc(),
                      made.scratchpad_desc()};
   };
-  const int64_t blocks = (p.m + kBlockRows - 1) / kBlockRows;
+  const int64_t blocks = ceil_div(p.m, kBlockRows);
   const int64_t last_rows = p.m - (blocks - 1) * kBlockRows;
   const Primitive last = make(last_rows), whole = blocks > 1 ? make(kBlockRows) : last;
   const int64_t element = p.operands == ops::DType::BF16 ? 2 : 4;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/bf16.h"
+#include "ops/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/panel_product.cpp"
@@ -149,7 +150,7 @@ HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, const typ
 // Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
 // the tile.
 struct RowGroups {
-  explicit RowGroups(int64_t m) : rows(m), count((m + kTileRows - 1) / kTileRows) {}
+  explicit RowGroups(int64_t m) : rows(m), count(ceil_div(m, kTileRows)) {}
   int64_t begin(int64_t group) const { return rows * group / count; }
   int64_t size(int64_t group) const { return begin(group + 1) - begin(group); }
   int64_t rows, count;
@@ -454,19 +455,16 @@ constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A; packing 
 constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
 constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache lines and pages of B
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
-
 // How products of the same rows are divided, which no result depends on: blocks of rows of equal size by as
 // many panels as leave enough chunks.
 struct Chunks {
   Chunks(int64_t threads, int64_t m, int64_t k, int64_t n)
       : width(panel_width()),
-        row_blocks(divide_up(m, kBlockRows)),
-        block_rows(round_up(divide_up(m, row_blocks), kTileRows)) {
+        row_blocks(ceil_div(m, kBlockRows)),
+        block_rows(round_up(ceil_div(m, row_blocks), kTileRows)) {
     const int64_t most = kBlockColumns / width;
-    const int64_t fewest = std::min(most, divide_up(kSmallestChunk, k * width));
-    panels = std::clamp(divide_up(n, width) * row_blocks / (kChunksOfThread * threads), fewest, most);
+    const int64_t fewest = std::min(most, ceil_div(kSmallestChunk, k * width));
+    panels = std::clamp(ceil_div(n, width) * row_blocks / (kChunksOfThread * threads), fewest, most);
     packs_all = row_blocks == 1 || panels * width < kColumnsWorthPacking;
   }
   int64_t width, row_blocks, block_rows;
@@ -485,8 +483,8 @@ int64_t panel_bytes(int64_t k, int64_t n, ops::DType dtype) {
 Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t n, ops::DType dtype,
                    void* memory) {
   const Panels packed{memory, k, n, dtype};
-  const int64_t panels = divide_up(n, panel_width()), groups = divide_up(panels, kPackedPanels);
-  device.pool.run(groups * divide_up(k, kPanelDepth), [&](int64_t index, int32_t) {
+  const int64_t panels = ceil_div(n, panel_width()), groups = ceil_div(panels, kPackedPanels);
+  device.pool.run(groups * ceil_div(k, kPanelDepth), [&](int64_t index, int32_t) {
     const int64_t i = index / groups * kPanelDepth, panel = index % groups * kPackedPanels;
     HWY_DYNAMIC_DISPATCH(pack_block)
     (b, packed, i, std::min(kPanelDepth, k - i), panel, std::min(kPackedPanels, panels - panel), memory);
@@ -510,7 +508,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     packed = first.a.data;
   } else if (chunks.packs_all) {
     auto* memory = static_cast<float*>(workspace);
-    const int64_t blocks = divide_up(k, kPanelDepth);
+    const int64_t blocks = ceil_div(k, kPanelDepth);
     const auto pack = [&](int64_t index, int32_t) {
       const int64_t row = index / blocks * chunks.block_rows;
       HWY_DYNAMIC_DISPATCH(pack_rows)
@@ -529,8 +527,8 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   const int64_t scratch = sums + (packed ? 0 : chunks.block_rows * kPanelDepth) + kPanelDepth * chunks.width;
   device.reserve_workers<float>(scratch);
 
-  const auto panels_of = [&](const PanelProduct& p) { return divide_up(p.b.n, chunks.width); };
-  const auto columns_of = [&](const PanelProduct& p) { return divide_up(panels_of(p), chunks.panels); };
+  const auto panels_of = [&](const PanelProduct& p) { return ceil_div(p.b.n, chunks.width); };
+  const auto columns_of = [&](const PanelProduct& p) { return ceil_div(panels_of(p), chunks.panels); };
   int64_t columns = 0;
   for (const PanelProduct& p : products) columns += columns_of(p);
   device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {

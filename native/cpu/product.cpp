@@ -5,6 +5,7 @@
 #include "cpu/bf16.h"
 #include "cpu/onednn_product.h"
 #include "cpu/rows.h"
+#include "ops/rounding.h"
 
 namespace duokv::cpu {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 // Products of up to this many rows are bound by reading B, which panels do best.
 constexpr int64_t kMemoryBoundRows = 24;
 
-int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+int64_t align(int64_t bytes) { return round_up(bytes, 64); }
 
 void to_bf16(ThreadPool& pool, const float* x, int64_t n, uint16_t* bf16) {
   for_elements(pool, n, [&](int64_t first, int64_t count, int64_t) {

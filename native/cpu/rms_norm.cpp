@@ -5,6 +5,7 @@
 #include "cpu/device.h"
 #include "cpu/operations.h"
 #include "cpu/rows.h"
+#include "ops/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/rms_norm.cpp"
@@ -138,7 +139,7 @@ Status rms_norm_backward(Device* device, const ops::RmsNormBackwardArgs* args) {
     // Every block of rows has its own sum for dw: wide enough to be worth a chunk, short enough for FP32
     // sums.
     const int64_t rows = std::clamp<int64_t>(2 * kChunkElements / d, 16, 256);
-    const int64_t blocks = (m + rows - 1) / rows;
+    const int64_t blocks = ceil_div(m, rows);
     float* partial = device->shared_scratch.take<float>(blocks * d);
     device->pool.run(blocks, [&](int64_t block, int32_t) {
       const int64_t first = block * rows, offset = first * d, count = std::min(rows, m - first);

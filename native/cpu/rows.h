@@ -7,6 +7,7 @@
 
 #include "cpu/device.h"
 #include "cpu/thread_pool.h"
+#include "ops/rounding.h"
 
 namespace duokv::cpu {
 
@@ -16,7 +17,7 @@ inline constexpr int64_t kChunkElements = int64_t{1} << 15;
 // Calls body(first, count, chunk) for chunks that cover [0, n).
 template <class Body>
 void for_elements(ThreadPool& pool, int64_t n, Body&& body) {
-  pool.run((n + kChunkElements - 1) / kChunkElements, [&](int64_t chunk, int32_t) {
+  pool.run(ceil_div(n, kChunkElements), [&](int64_t chunk, int32_t) {
     const int64_t first = chunk * kChunkElements;
     body(first, std::min(kChunkElements, n - first), chunk);
   });
@@ -26,7 +27,7 @@ void for_elements(ThreadPool& pool, int64_t n, Body&& body) {
 template <class Body>
 void for_rows(ThreadPool& pool, int64_t rows, int64_t row_elements, Body&& body) {
   const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, row_elements));
-  pool.run((rows + step - 1) / step, [&](int64_t chunk, int32_t) {
+  pool.run(ceil_div(rows, step), [&](int64_t chunk, int32_t) {
     const int64_t first = chunk * step;
     body(first, std::min(step, rows - first));
   });

@@ -3,6 +3,7 @@
 #include "cpu/device.h"
 #include "cpu/operations.h"
 #include "cpu/rows.h"
+#include "ops/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/sum_squares.cpp"
@@ -51,7 +52,7 @@ HWY_EXPORT(sum_squares_range);
 Status sum_squares(Device* device, const ops::SumSquaresArgs* args) {
   return guarded([&] {
     require(args->n >= 0, "sum_squares: n is negative");
-    const int64_t chunks = (args->n + kChunkElements - 1) / kChunkElements;
+    const int64_t chunks = ceil_div(args->n, kChunkElements);
     double* partial = device->shared_scratch.take<double>(chunks);
     for_elements(device->pool, args->n, [&](int64_t first, int64_t count, int64_t chunk) {
       partial[chunk] = HWY_DYNAMIC_DISPATCH(sum_squares_range)(args->x + first, count);

@@ -132,7 +132,7 @@ char* Staging::room_for(int64_t bytes) {
     used_ = 0;
   }
   char* room = segments_[current_].memory + used_;
-  used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  used_ += round_up(bytes, kAlignment);
   return room;
 }
 

@@ -5,10 +5,9 @@
 #include <initializer_list>
 
 #include "cuda/primitives.cuh"
+#include "ops/rounding.h"
 
 namespace duokv::cuda {
-
-constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 // Blocks of `block` threads for `threads` of them.
 inline dim3 grid_of(int64_t threads, int64_t block) {

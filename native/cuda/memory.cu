@@ -15,8 +15,6 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kSmall = int64_t{1} << 20;
 constexpr int64_t kBlock = int64_t{2} << 20;
 
-constexpr int64_t round_up(int64_t bytes, int64_t unit) { return ceil_div(bytes, unit) * unit; }
-
 }  // namespace
 
 Memory::~Memory() {
