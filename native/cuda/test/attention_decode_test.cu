@@ -61,24 +61,33 @@ const Shape kShapes[] = {
     {1, 2, 1, 128, 700, 99999, {0, -1}},  // more chunks than are added up at once
 };
 
+// In one of the modes for each choice, with limits of its own.
+void compare_modes(const std::string& what, Problem p, size_t first_mode) {
+  for_each_choice([&](size_t choice) {
+    p.mode = std::array{ProductMode::FP32, ProductMode::TF32x3, ProductMode::BF16}[(choice + first_mode) % 3];
+    const Reference expected = reference(p);
+    DeviceProblem device(p);
+    const std::string name = what + ", mode " + std::to_string(static_cast<int>(p.mode));
+    const double limit = p.mode == ProductMode::BF16 ? 2e-2 : 1e-5;
+    expect_relative(name + ": out", launch(device), expected.out, limit);
+    expect_lse(name + ": lse", device.lse(), expected.lse, limit);
+  });
+}
+
 DUOKV_CASE(odd_shapes) {
   for (size_t i = 0; i < std::size(kShapes); ++i) {
     for (const DType dtype : {DType::F32, DType::BF16}) {
       Rng rng(100 + i);
-      Problem p = problem_of(kShapes[i], rng, dtype);
-      for_each_choice([&](size_t choice) {
-        const auto mode =
-            std::array{ProductMode::FP32, ProductMode::TF32x3, ProductMode::BF16}[(choice + i) % 3];
-        p.mode = mode;
-        const Reference expected = reference(p);
-        DeviceProblem device(p);
-        const std::string name =
-            "shape " + std::to_string(i) + ", mode " + std::to_string(static_cast<int>(mode));
-        const double limit = mode == ProductMode::BF16 ? 2e-2 : 1e-5;
-        expect_relative(name + ": out", launch(device), expected.out, limit);
-        expect_lse(name + ": lse", device.lse(), expected.lse, limit);
-      });
+      compare_modes("shape " + std::to_string(i), problem_of(kShapes[i], rng, dtype), i);
     }
+  }
+}
+
+DUOKV_CASE(every_batch) {
+  for (size_t batch = 1; batch <= 9; ++batch) {
+    Rng rng(400 + batch);
+    const Problem p = problem_of({static_cast<int64_t>(batch), 2, 1, 16, 40, 30, {0, 4}}, rng);
+    compare_modes("batch " + std::to_string(batch), p, batch);
   }
 }
 

@@ -100,6 +100,16 @@ DUOKV_CASE(odd_shapes) {
   }
 }
 
+DUOKV_CASE(every_batch) {
+  for (int64_t batch = 1; batch <= 9; ++batch) {
+    const auto number = static_cast<size_t>(batch);
+    Rng rng(400 + number);
+    const Problem p = problem_of({batch, 3, 2, 1, 16, 11, 5, {0, 4}}, rng);
+    for_each_choice(
+        [&](size_t choice) { compare("batch " + std::to_string(batch), p, kModes[(choice + number) % 3]); });
+  }
+}
+
 // What is seen goes on from one part to the next.
 DUOKV_CASE(one_document_in_three_parts) {
   Rng rng(300);
