@@ -14,8 +14,8 @@
 #
 # A stage ends within DUOKV_STAGE_SECONDS (540), replaces what it wrote before, and leaves $OUT/<stage>.json (OUT is
 # build/gpu/out by default), also when something in it fails; the log is $OUT/log.txt. The exit code is 1 where a stage
-# failed. --dry-run takes tiny shapes and the emulator's library (build/Release/libduokv_cuda_emulator.so, or
-# $DUOKV_CUDA_LIBRARY) on a machine without a GPU.
+# failed. --dry-run takes tiny shapes, the emulator's library (build/Release/libduokv_cuda_emulator.so, or
+# $DUOKV_CUDA_LIBRARY) and two tests of `npm run test:emulator` on a machine without a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 gpu=build/gpu
@@ -46,6 +46,14 @@ print(paths[0] if paths else "")' 2>/dev/null)
   [ -z "$found" ] || export DUOKV_CUBLASLT=$found
 fi
 
+# Ends the script where a file is missing that stages start.
+needs() { # the command that makes them, files
+  local command=$1 file
+  shift
+  for file in "$@"; do
+    [ -e "$file" ] || { echo "there is no $file: made by $command" >&2 && exit 2; }
+  done
+}
 gpu_query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
 facts=(
   --fact "commit=$(cat $gpu/commit 2>/dev/null || git rev-parse HEAD 2>/dev/null)"
@@ -118,11 +126,12 @@ noted() { # name, limit in seconds, command
   return $status
 }
 
+# A dry run takes two small ones of the emulator's.
 tests() {
   if [ -n "$dry" ]; then
-    ls -t build/*/native/cuda/cuda_{add,swiglu}_checked 2>/dev/null | head -2
+    ls build/ctest-emulator/native/cuda/cuda_{add,swiglu}_checked
   else
-    echo "$bin"/*_test
+    ls "$bin"/*_test
   fi
 }
 
@@ -140,8 +149,9 @@ stage_build() {
 }
 
 stage_ops() {
-  local status=0 test
-  for test in $(tests); do
+  local status=0 test found
+  found=$(tests) || return
+  for test in $found; do
     noted "$(basename "$test")" "$(($(remaining) < 120 ? $(remaining) : 120))" "$test" || status=1
     cat "$work/$(basename "$test").log" >>"$log"
   done
@@ -220,6 +230,15 @@ stage_record() {
 status=0
 stages=("$@")
 [ $# -gt 0 ] || stages=(build ops golden sanitize kernels bench peer)
+if [[ " ${stages[*]} " =~ \ (build|ops|golden|sanitize|kernels|bench)\  ]]; then
+  needs 'scripts/gpu/prepare.sh' "$bin/gpu_bench" "$bin/golden"
+  if [ -n "$dry" ]; then
+    needs 'node scripts/setup.mjs --emulator' "$library"
+    needs 'npm run test:emulator' build/ctest-emulator/native/cuda/cuda_{add,swiglu}_checked
+  else
+    needs 'scripts/gpu/prepare.sh' "$library"
+  fi
+fi
 for stage in "${stages[@]}"; do
   case $stage in
     build | ops | golden | sanitize | kernels | bench | peer | record) ;;
