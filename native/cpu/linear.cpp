@@ -20,10 +20,11 @@ void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixV
                    float* c, bool accumulate, bool round_output, ops::ProductMode mode) {
   const ProductKernel kernel = choose_kernel(mode, m);
   const int64_t bytes = prepared_bytes(kernel, k, n, mode);
-  char* memory =
-      device.shared_scratch.take<char>(bytes + workspace_bytes(device, kernel, m, k, n, round_output));
+  const int64_t workspace = workspace_bytes(device, kernel, m, k, n, round_output);
+  char* memory = device.shared_scratch.take<char>(bytes + workspace);
   const RightOperand right = prepare(device, kernel, b, k, n, mode, memory);
-  multiply(device, {m, a, right, c, accumulate, round_output}, memory + bytes);
+  multiply(device, {m, a, right, c, accumulate, round_output},
+           {memory + bytes, static_cast<size_t>(workspace)});
 }
 
 // Served weights, which are kept packed: one job for all of them, as a few rows leave little to do for each.
@@ -41,9 +42,9 @@ void multiply_served(Device& device, const ops::LinearArgs& args, const float* x
                    args.round_output};
     n += w.n;
   }
-  void* workspace = device.shared_scratch.take<char>(
-      workspace_bytes(device, products[0].b.kernel, m, k, n, args.round_output));
-  multiply(device, std::span(products).first(args.count), workspace);
+  const int64_t bytes = workspace_bytes(device, products[0].b.kernel, m, k, n, args.round_output);
+  multiply(device, std::span(products).first(args.count),
+           {device.shared_scratch.take<char>(bytes), static_cast<size_t>(bytes)});
 }
 
 void multiply_all(Device& device, const ops::LinearArgs& args, const float* x) {

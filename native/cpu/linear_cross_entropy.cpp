@@ -133,13 +133,15 @@ Status linear_cross_entropy(Device* device, const ops::LinearCrossEntropyArgs* a
     const int64_t forward_at = layout.add(e.packs ? 0 : prepared_bytes(kernel, d, vocabulary, mode));
     const int64_t backward_at = layout.add(gradient ? prepared_bytes(kernel, vocabulary, d, mode) : 0);
     const int64_t rows_at = layout.add(gradient ? prepared_bytes(rows_kernel, chunk, d, mode) : 0);
-    const int64_t workspace_at =
-        layout.add(std::max({workspace_bytes(*device, kernel, chunk, d, vocabulary, false),
-                             workspace_bytes(*device, kernel, chunk, vocabulary, d, false),
-                             workspace_bytes(*device, rows_kernel, vocabulary, chunk, d, false)}));
+    int64_t most = 0;
+    for (const int64_t count : {chunk, (m - 1) % chunk + 1})  // the last chunk may be shorter and need more
+      most = std::max({most, workspace_bytes(*device, kernel, count, d, vocabulary, false),
+                       workspace_bytes(*device, kernel, count, vocabulary, d, false),
+                       workspace_bytes(*device, rows_kernel, vocabulary, count, d, false)});
+    const int64_t workspace_at = layout.add(most);
     char* memory = device->shared_scratch.take<char>(layout.size());
     float* logits = reinterpret_cast<float*>(memory + logits_at);
-    void* workspace = memory + workspace_at;
+    const std::span workspace(memory + workspace_at, static_cast<size_t>(most));
 
     const RightOperand forward =
         e.packs ? e.packs->get(*device, e, mode, chunk)

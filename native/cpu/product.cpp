@@ -1,6 +1,8 @@
 #include "cpu/product.h"
 
 #include <array>
+#include <stdexcept>
+#include <string>
 
 #include "cpu/bf16.h"
 #include "cpu/onednn_product.h"
@@ -75,13 +77,22 @@ int64_t workspace_bytes(const ops::Device& device, ProductKernel kernel, int64_t
   return align(2 * m * k) + (round_output ? align(4 * m * n) : 0);
 }
 
-void multiply(ops::Device& device, const Product& p, void* workspace) {
+void multiply(ops::Device& device, const Product& p, std::span<char> workspace) {
   multiply(device, std::span(&p, 1), workspace);
 }
 
-void multiply(ops::Device& device, std::span<const Product> products, void* workspace) {
-  if (products[0].b.kernel == ProductKernel::OneDnn) {
-    for (const Product& p : products) multiply_onednn(device, p, workspace);
+void multiply(ops::Device& device, std::span<const Product> products, std::span<char> workspace) {
+  const Product& first = products[0];
+  int64_t n = 0;
+  for (const Product& p : products) n += p.b.panels.n;
+  const int64_t needed =
+      workspace_bytes(device, first.b.kernel, first.m, first.b.panels.k, n, first.round_output);
+  if (needed > static_cast<int64_t>(workspace.size()))
+    throw std::logic_error("a product of " + std::to_string(first.m) + " rows needs " +
+                           std::to_string(needed) + " bytes of workspace, got " +
+                           std::to_string(workspace.size()));
+  if (first.b.kernel == ProductKernel::OneDnn) {
+    for (const Product& p : products) multiply_onednn(device, p, workspace.data());
     return;
   }
   std::array<PanelProduct, kMostProducts> panels;
@@ -89,7 +100,7 @@ void multiply(ops::Device& device, std::span<const Product> products, void* work
     const Product& p = products[i];
     panels[i] = {p.m, p.a, p.b.panels, p.c, p.accumulate, p.round_output};
   }
-  panel_products(device, std::span(panels).first(products.size()), workspace);
+  panel_products(device, std::span(panels).first(products.size()), workspace.data());
 }
 
 }  // namespace duokv::cpu

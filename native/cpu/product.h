@@ -33,6 +33,7 @@ RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView
                      ops::ProductMode mode, void* memory);
 
 // Bytes of workspace that `multiply` needs with a right operand of this kernel; of several, n is the sum.
+// Fewer rows may need more.
 int64_t workspace_bytes(const ops::Device& device, ProductKernel kernel, int64_t m, int64_t k, int64_t n,
                         bool round_output);
 
@@ -47,9 +48,9 @@ struct Product {
 
 inline constexpr size_t kMostProducts = 3;
 
-// Uses the worker scratch; `workspace` is 64-byte aligned.
-void multiply(ops::Device& device, const Product& product, void* workspace);
+// Uses the worker scratch; `workspace` is 64-byte aligned and of at least workspace_bytes.
+void multiply(ops::Device& device, const Product& product, std::span<char> workspace);
 // Up to kMostProducts products of one A, whose right operands have one kernel, depth and dtype.
-void multiply(ops::Device& device, std::span<const Product> products, void* workspace);
+void multiply(ops::Device& device, std::span<const Product> products, std::span<char> workspace);
 
 }  // namespace duokv::cpu

@@ -105,10 +105,10 @@ struct Problem {
   std::vector<int32_t> targets;
 };
 
-// Tiny vocabularies, one token, a chunk of tokens and one more, and a vocabulary of several blocks of the
-// sum.
-constexpr Shape kShapes[] = {{1, 40, 97},   {7, 64, 1},     {30, 33, 2},
-                             {130, 64, 97}, {513, 24, 101}, {20, 48, 4099}};
+// Tiny vocabularies, one token, a chunk of tokens and one more, a vocabulary of several blocks of the sum,
+// and a last chunk whose few rows are packed at once where the first chunk's are not.
+constexpr Shape kShapes[] = {{1, 40, 97},    {7, 64, 1},     {30, 33, 2},    {130, 64, 97},
+                             {513, 24, 101}, {20, 48, 4099}, {608, 512, 640}};
 
 DUOKV_TEST(fp32_matches) {
   uint64_t stream = 0;
