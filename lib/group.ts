@@ -36,7 +36,18 @@ export function readLaunch(environment: NodeJS.ProcessEnv): Launch {
     }
     return { host, port, rank, size };
   }
-  return { size: Math.max(1, ...MPI_SIZES.map((name) => integerIn(environment, name) ?? 1)) };
+  const mpiSize = Math.max(0, ...MPI_SIZES.map((name) => integerIn(environment, name) ?? 0));
+  // Alone, every one of its ranks would train the whole batch and write the same files.
+  if (mpiSize === 0 && environment['WORLD_SIZE'] !== undefined && size !== 1) {
+    const known = { WORLD_SIZE: size, RANK: rank, MASTER_PORT: port, MASTER_ADDR: host };
+    const name = Object.entries(known).find(([, value]) => value === undefined)?.[0] as string;
+    const text = environment[name];
+    throw new DuokvError(
+      'ERR_DISTRIBUTED',
+      `${name} is ${text === undefined ? 'not set' : show(text)}; a launch with WORLD_SIZE needs integers in WORLD_SIZE, RANK and MASTER_PORT, and a host in MASTER_ADDR`,
+    );
+  }
+  return { size: Math.max(1, mpiSize) };
 }
 
 /**

@@ -36,6 +36,8 @@ fi
 log=$out/log.txt
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 # cuBLASLt of a Python environment that is not active.
 if [ -z "${DUOKV_CUBLASLT:-}" ] && [ -z "$dry" ]; then
@@ -70,7 +72,7 @@ remaining() { echo $((deadline - SECONDS > 5 ? deadline - SECONDS : 5)); }
 run() {
   echo "+ $*" >>"$log"
   local start=$SECONDS status
-  timeout --kill-after=10 "$(remaining)" "$@" >"$work/output" 2>&1
+  timeout --foreground --kill-after=10 "$(remaining)" "$@" >"$work/output" 2>&1
   status=$?
   cat "$work/output" >>"$log"
   tail -n "${show:-3}" "$work/output"
@@ -81,7 +83,7 @@ run() {
 # One JSON of the records that a stage's programs left, in the order of their names, beside the facts.
 collect() {
   "$python" - "$out/$1.json" "$1" "$work" "${facts[@]}" <<'PYTHON'
-import glob, json, sys
+import glob, json, os, sys
 target, stage, folder, *facts = sys.argv[1:]
 runs = {}
 for path in sorted(glob.glob(folder + '/record-*.json')):
@@ -91,9 +93,13 @@ for path in sorted(glob.glob(folder + '/record-*.json')):
     except ValueError as error:
         runs[name] = {'error': str(error)}
 record = {'stage': stage, 'facts': dict(fact.split('=', 1) for fact in facts[1::2]), 'runs': runs}
-json.dump(record, open(target, 'w'), indent=1)
+with open(target + '.new', 'w') as file:
+    json.dump(record, file, indent=1)
+os.replace(target + '.new', target)
 PYTHON
+  local status=$?
   rm -f "$work"/record-*.json
+  return $status
 }
 
 # A record of one program: what it was, how it ended, how long it took, and the end of its output.
@@ -103,8 +109,8 @@ import json, sys
 path, name, status, seconds, output = sys.argv[1:]
 lines = open(output, errors='replace').read().splitlines()
 failures = [line.strip() for line in lines if 'FAILED' in line or '=========' in line and 'ERROR SUMMARY' not in line]
-json.dump({'exitCode': int(status), 'seconds': float(seconds), 'end': lines[-1:], 'failures': failures[:40]},
-          open(path, 'w'))
+with open(path, 'w') as file:
+    json.dump({'exitCode': int(status), 'seconds': float(seconds), 'end': lines[-1:], 'failures': failures[:40]}, file)
 PYTHON
 }
 
@@ -113,7 +119,7 @@ noted() { # name, limit in seconds, command
   local name=$1 limit=$2 start end status
   shift 2
   start=$(date +%s.%N)
-  timeout --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
+  timeout --foreground --kill-after=10 "$limit" "$@" >"$work/$name.log" 2>&1
   status=$?
   end=$(date +%s.%N)
   note "$name" $status "$(echo "$end $start" | awk '{ printf "%.2f", $1 - $2 }')" "$work/$name.log"
@@ -230,6 +236,12 @@ stage_record() {
 status=0
 stages=("$@")
 [ $# -gt 0 ] || stages=(build ops golden sanitize kernels bench peer)
+for stage in "${stages[@]}"; do
+  if ! declare -F "stage_$stage" >/dev/null; then
+    echo "there is no stage $stage" >&2
+    exit 2
+  fi
+done
 if [[ " ${stages[*]} " =~ \ (build|ops|golden|sanitize|kernels|bench)\  ]]; then
   needs 'scripts/gpu/prepare.sh' "$bin/gpu_bench" "$bin/golden"
   if [ -n "$dry" ]; then
@@ -240,18 +252,11 @@ if [[ " ${stages[*]} " =~ \ (build|ops|golden|sanitize|kernels|bench)\  ]]; then
   fi
 fi
 for stage in "${stages[@]}"; do
-  case $stage in
-    build | ops | golden | sanitize | kernels | bench | peer | record) ;;
-    *)
-      echo "there is no stage $stage" >&2
-      exit 2
-      ;;
-  esac
   deadline=$((SECONDS + ${DUOKV_STAGE_SECONDS:-540}))
   start=$SECONDS
   echo "== $stage" | tee -a "$log"
   if "stage_$stage"; then result=ok; else result=FAILED status=1; fi
-  [ "$stage" = record ] || collect "$stage"
+  [ "$stage" = record ] || collect "$stage" || result=FAILED status=1
   echo "== $stage $result after $((SECONDS - start)) s" | tee -a "$log"
 done
 exit $status

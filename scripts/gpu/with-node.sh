@@ -15,6 +15,8 @@
 # without a GPU, on the emulator (build/Release/libduokv_cuda_emulator.so), which leaves out the golden case of the full
 # window and takes a tiny preset's latency.
 set -uo pipefail
+trap 'exit 130' INT
+trap 'exit 143' TERM
 cd "$(dirname "$0")/../.."
 gpu=build/gpu
 mkdir -p "${OUT:-$gpu/out}"
@@ -41,7 +43,7 @@ cd $gpu/node
 PATH=$PWD/bin:$PATH
 export DUOKV_FIXTURES=$PWD/test/fixtures
 
-limited() { timeout --kill-after=10 "${DUOKV_STAGE_SECONDS:-540}" "$@"; }
+limited() { timeout --foreground --kill-after=10 "${DUOKV_STAGE_SECONDS:-540}" "$@"; }
 duokv() { limited node dist/cli/main.js "$@"; }
 tests() {
   DUOKV_TEST_BACKEND=cuda limited node node_modules/mocha/bin/mocha.js --no-config --no-package --node-option import=tsx \
@@ -61,6 +63,8 @@ for stage in "${stages[@]}"; do
     echo "there is no stage $stage" >&2
     exit 2
   fi
+done
+for stage in "${stages[@]}"; do
   echo "== $stage"
   start=$SECONDS
   if "stage_$stage" 2>&1 | tee "$out/node-$stage.txt"; then result=ok; else result=FAILED status=1; fi

@@ -28,6 +28,18 @@ describe('a group of ranks', () => {
     const torchrun = { RANK: '1', WORLD_SIZE: '2', MASTER_ADDR: 'node1', MASTER_PORT: '29500' };
     assert.deepEqual(readLaunch(torchrun), { host: 'node1', port: 29500, rank: 1, size: 2 });
     assert.throws(() => readLaunch({ ...torchrun, RANK: '2' }), /RANK is 2; it must be below WORLD_SIZE/);
+    // With a variable missing or wrong, each rank would train alone.
+    for (const name of Object.keys(torchrun)) {
+      const reason = (text: string) => new RegExp(`^${name} is ${text}; a launch with WORLD_SIZE needs`);
+      if (name !== 'MASTER_ADDR') {
+        assert.throws(() => readLaunch({ ...torchrun, [name]: 'x' }), { message: reason('"x"') });
+      }
+      if (name === 'WORLD_SIZE') continue;
+      const { [name as keyof typeof torchrun]: _, ...rest } = torchrun;
+      assert.throws(() => readLaunch(rest), { message: reason('not set') });
+      assert.deepEqual(readLaunch({ ...rest, OMPI_COMM_WORLD_SIZE: '2' }), { size: 2 });
+    }
+    assert.deepEqual(readLaunch({ WORLD_SIZE: '1' }), { size: 1 });
   });
 
   it('meets at an address without MPI, which CPUs cannot train without', async () => {
