@@ -101,7 +101,8 @@ export class Device implements AsyncDisposable {
  * Opens a device. `auto` takes the first GPU, else the CPU, and says why in `info().fallbacks`. The CUDA backend
  * is a library beside the addon; the environment variable `DUOKV_CUDA_LIBRARY` names another, and
  * `DUOKV_CUDA=emulator` takes the one that runs its kernels on the CPU, slowly, for tests. Errors:
- * `ERR_DEVICE_UNAVAILABLE` where the requested backend is not built or finds no device, `ERR_ARGUMENT`.
+ * `ERR_DEVICE_UNAVAILABLE` where the requested backend is not built or finds no device, `ERR_DEVICE_MEMORY` where the
+ * device's memory is taken, `ERR_ARGUMENT`.
  *
  * @example
  * await using device = await openDevice({ backend: 'cpu', threads: 4 });
@@ -126,7 +127,7 @@ export async function openDevice(options: DeviceOptions = {}): Promise<Device> {
     try {
       return new Device(await open(name), { backend: name, reason: 'requested', fallbacks: [] });
     } catch (error) {
-      if (!isUnavailable(error)) throw error;
+      if (!cannotOpen(error)) throw error;
       throw new DuokvError(error.code, `backend '${backend}': ${error.message}`, { cause: error });
     }
   }
@@ -138,7 +139,7 @@ export async function openDevice(options: DeviceOptions = {}): Promise<Device> {
       fallbacks: [],
     });
   } catch (error) {
-    if (!isUnavailable(error)) throw error;
+    if (!cannotOpen(error)) throw error;
     why = error.message;
   }
   return new Device(await open('cpu'), {
@@ -148,5 +149,7 @@ export async function openDevice(options: DeviceOptions = {}): Promise<Device> {
   });
 }
 
-const isUnavailable = (error: unknown): error is DuokvError =>
-  error instanceof DuokvError && error.code === 'ERR_DEVICE_UNAVAILABLE';
+/** @internal Whether `auto` goes on without this device: there is none, or its memory is taken. */
+export const cannotOpen = (error: unknown): error is DuokvError =>
+  error instanceof DuokvError &&
+  (error.code === 'ERR_DEVICE_UNAVAILABLE' || error.code === 'ERR_DEVICE_MEMORY');

@@ -1,8 +1,7 @@
 import { type Command, InvalidArgumentError, Option } from 'commander';
 
 import { PRECISIONS } from '../arguments.js';
-import { type BackendName, type Device, openDevice } from '../device.js';
-import { DuokvError } from '../errors.js';
+import { type BackendName, cannotOpen, type Device, openDevice } from '../device.js';
 import type { Group } from '../group.js';
 import type { PrecisionName } from '../native.js';
 
@@ -79,7 +78,7 @@ export async function openChosenDevice(flags: DeviceFlags, group?: Group): Promi
   const card = `cuda:${group.localRank}` as const;
   if (flags.backend !== 'auto') return open(flags.backend === 'cuda' ? card : flags.backend);
   const device = await open(card).catch((error: unknown) => {
-    if (error instanceof DuokvError && error.code === 'ERR_DEVICE_UNAVAILABLE') return undefined;
+    if (cannotOpen(error)) return undefined;
     throw error;
   });
   const [cards] = await group.sum([device === undefined ? 0 : 1]);

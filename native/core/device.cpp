@@ -8,8 +8,10 @@ std::shared_ptr<Device> Device::open(const ops::OpTable& table, int32_t threads,
                                               "' has op list version " + std::to_string(table.abi_version) +
                                               ", this engine needs " + std::to_string(ops::kAbiVersion));
   ops::Device* handle = nullptr;
-  if (table.open(options.c_str(), threads, &handle) != ops::kOk)
-    throw Error("ERR_DEVICE_UNAVAILABLE", table.last_error());
+  const ops::Status status = table.open(options.c_str(), threads, &handle);
+  if (status != ops::kOk)
+    throw Error(status == ops::kOutOfMemory ? "ERR_DEVICE_MEMORY" : "ERR_DEVICE_UNAVAILABLE",
+                table.last_error());
   const std::string name = table.backend + (options.empty() ? "" : ":" + options);
   return std::shared_ptr<Device>(new Device(table, handle, name));
 }

@@ -16,7 +16,7 @@ namespace duokv {
 class Device {
  public:
   // `threads` 0: as many as the process may use; `options` as the table's `open` takes them. Throws
-  // ERR_DEVICE_UNAVAILABLE.
+  // ERR_DEVICE_UNAVAILABLE, ERR_DEVICE_MEMORY.
   static std::shared_ptr<Device> open(const ops::OpTable& table, int32_t threads,
                                       const std::string& options = "");
   ~Device();

@@ -29,6 +29,20 @@ describe('the emulated card', () => {
     assert.match(stdout, /^backend +cuda: SIMT emulator \(auto: /m);
   });
 
+  it('says that its memory is taken, and `auto` goes on without it', async () => {
+    process.env.DUOKV_SIMT_MEMORY = '200000';
+    const [asked, auto] = await Promise.all([
+      duokv(['doctor', '--backend', 'cuda']),
+      duokv(['doctor']),
+    ]).finally(() => delete process.env.DUOKV_SIMT_MEMORY);
+    assert.equal(asked.code, 1);
+    assert.match(
+      asked.stderr,
+      /ERR_DEVICE_MEMORY: backend 'cuda': out of memory on cuda:0: \d+ bytes asked for .*, 200000 of 200000 bytes free/,
+    );
+    assert.match(auto.stdout, /^not used: cuda: out of memory on cuda:0: /m);
+  });
+
   it('has no second card', async () => {
     await rejectsWith(
       'ERR_DEVICE_UNAVAILABLE',
