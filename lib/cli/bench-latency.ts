@@ -15,10 +15,10 @@ import {
   GRID,
   type LatencyRecord,
   NOTE,
-  readRecord,
   runCampaign,
   summarise,
 } from './latency-campaign.js';
+import { readRecord } from './latency-record.js';
 import { presetConfig, presetNames } from './model-config.js';
 import {
   type DeviceFlags,
@@ -35,6 +35,9 @@ import { defineAction, UsageError } from './run.js';
 import { describeMachine } from './version.js';
 
 const ROUTES = ['exact', 'full', 'uniform'] as const;
+
+/** Options that are part of a campaign, and where its record goes. */
+const SETTINGS = 'designs routes precisions cells full blocks warmups seeds minutes out'.split(' ');
 
 interface LatencyOptions extends DeviceFlags {
   designs?: string[];
@@ -104,6 +107,7 @@ async function plan(
   signal: AbortSignal,
 ): Promise<{ record: LatencyRecord; blockMs: (cell: Cell) => number }> {
   const contenders = listContenders(options);
+  const asked = options.cells?.map(parseCell) ?? [...GRID];
   const models = new Map<string, Model>();
   let estimate: Estimate;
   try {
@@ -120,7 +124,6 @@ async function plan(
     for (const model of models.values()) model.dispose();
   }
   const { seeds, warmups } = options;
-  const asked = options.cells?.map(parseCell) ?? [...GRID];
   const blockMs = (cell: Cell) => estimate.block(cell);
   const budget = options.minutes === undefined ? Number.POSITIVE_INFINITY : options.minutes * 60_000;
   const { cells, blocks, ms } = fitBudget(asked, options.blocks, warmups, budget / seeds, blockMs);
@@ -203,11 +206,16 @@ export function benchLatencyCommand(): Command {
     if (options.resume !== undefined && !existsSync(options.resume)) {
       throw new UsageError(`--resume ${options.resume}: there is no such record`);
     }
+    const own = SETTINGS.find((name) => command.getOptionValueSource(name) === 'cli');
+    if (options.resume !== undefined && own !== undefined) {
+      throw new UsageError(`--${own} and --resume exclude each other: the record's settings count`);
+    }
+    const resumed = options.resume === undefined ? undefined : readRecord(options.resume);
     await using device = await openChosenDevice(options);
     const { record, blockMs } =
-      options.resume === undefined
+      resumed === undefined
         ? await plan(device, options, say, signal)
-        : { record: readRecord(options.resume), blockMs: () => 1 };
+        : { record: resumed, blockMs: () => 1 };
     const total = record.cells.length * record.blocks * record.seeds;
     let spentMs = 0;
     let expectedMs = 0;

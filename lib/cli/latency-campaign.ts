@@ -1,5 +1,3 @@
-import { readFileSync } from 'node:fs';
-
 import type { Device } from '../device.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
@@ -89,10 +87,6 @@ export interface LatencyRecord {
 
 export const NOTE =
   'A request of D steps is the prefix of the longest request of its shape: ms[0] is its prefill, ms[D] the whole request.';
-
-export function readRecord(file: string): LatencyRecord {
-  return JSON.parse(readFileSync(file, 'utf8')) as LatencyRecord;
-}
 
 async function timeRequest(
   session: Session,

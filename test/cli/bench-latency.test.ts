@@ -140,5 +140,38 @@ describe('the latency campaign', () => {
         /there is no such record/,
       );
     });
+
+    it('refuses a record that is broken, or not its own, before anything runs', async () => {
+      const file = join(directory, 'broken.json');
+      const refuses = async (text: string, message: RegExp, ...more: string[]) => {
+        await writeFile(file, text);
+        await duokvFails(['bench', 'latency', '--resume', file, ...more], 2, message);
+        assert.equal(await readFile(file, 'utf8'), text);
+      };
+      const record = {
+        ...{ campaign: 'latency', seeds: 1, blocks: 1, warmups: 1, loading: [], setUps: [], graphs: [] },
+        cells: [{ batch: 1, prompt: 4, steps: [1] }],
+        contenders: [{ preset: 'gqa2-tiny', route: 'full', precision: 'fp32' }],
+        runs: [{ cell: 0, seed: 0, block: 0, timings: [{ contender: 0, ms: [1, 2] }] }],
+      };
+      const [run] = record.runs;
+      await refuses('', /--resume .*broken\.json: Unexpected end of JSON input/);
+      for (const other of ['null', '{}', '{"campaign":"targets"}']) {
+        await refuses(other, /broken\.json: it is no record of `duokv bench latency`/);
+      }
+      for (const [change, message] of [
+        [{ blocks: -1 }, /blocks is -1; it must be an integer from 1/],
+        [{ seeds: 0 }, /seeds is 0; it must be an integer from 1/],
+        [{ cells: 'no' }, /cells is "no"; it must be a list/],
+        [{ cells: [{ batch: -3, prompt: 4, steps: [1] }] }, /cells\[0\]\.batch is -3/],
+        [{ runs: [{ ...run, cell: 77 }] }, /runs\[0\]\.cell is 77; it must be an integer from 0 and below 1/],
+        [{ runs: [{ ...run, timings: [] }] }, /runs\[0\]\.timings must have one for each of 1 contenders/],
+        [{ runs: [{ ...run, timings: [{ contender: 99, ms: [1, 2] }] }] }, /\.contender is 99/],
+        [{ runs: [{ ...run, timings: [{ contender: 0, ms: ['a', 2] }] }] }, /\.ms must have 2 numbers/],
+      ] as const) {
+        await refuses(JSON.stringify({ ...record, ...change }), message);
+      }
+      await refuses(JSON.stringify(record), /--blocks and --resume exclude each other/, '--blocks', '2');
+    });
   });
 });
