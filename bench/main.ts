@@ -13,39 +13,68 @@ import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 
+import { PRECISIONS } from '../lib/arguments.js';
 import { replaceFile } from '../lib/cli/replace-file.js';
 import { describeMachine } from '../lib/cli/version.js';
+import type { PrecisionName } from '../lib/native.js';
 import { deviceThreads, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
 import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
 import { run } from './processes.js';
 import { type CampaignRecord, type CeilingSamples, type Result, sameWhat } from './record.js';
 import { targetRows } from './targets.js';
 
-const { values: flags } = parseArgs({
-  options: {
-    python: { type: 'string', default: 'python3' },
-    'torch-script': { type: 'string' },
-    'llama-script': { type: 'string' },
-    'gguf-script': { type: 'string' },
-    'peer-limit': { type: 'string', default: '150' },
-    rounds: { type: 'string', default: '1' },
-    precisions: { type: 'string', default: 'fp32,bf16' },
-    only: { type: 'string', default: '' },
-    out: { type: 'string' },
-    resume: { type: 'string' },
-  },
-});
+const refuse = (why: string): never => {
+  console.error(`bench: ${why}`);
+  process.exit(2);
+};
+
+const OPTIONS = {
+  python: { type: 'string', default: 'python3' },
+  'torch-script': { type: 'string' },
+  'llama-script': { type: 'string' },
+  'gguf-script': { type: 'string' },
+  'peer-limit': { type: 'string', default: '150' },
+  rounds: { type: 'string', default: '1' },
+  precisions: { type: 'string', default: 'fp32,bf16' },
+  only: { type: 'string', default: '' },
+  out: { type: 'string' },
+  resume: { type: 'string' },
+} as const;
+function parseFlags() {
+  try {
+    return parseArgs({ options: OPTIONS }).values;
+  } catch (error) {
+    return refuse((error as Error).message);
+  }
+}
+
+const flags = parseFlags();
 
 const rounds = Number(flags.rounds);
 const limitSeconds = Number(flags['peer-limit']);
 if (!Number.isInteger(rounds) || rounds < 1 || !(limitSeconds > 0)) {
-  console.error('bench: --rounds must be a positive integer, --peer-limit a positive number of seconds');
-  process.exit(2);
+  refuse('--rounds must be a positive integer, --peer-limit a positive number of seconds');
 }
 if ((flags['llama-script'] === undefined) !== (flags['gguf-script'] === undefined)) {
-  console.error('bench: --llama-script and --gguf-script go together');
-  process.exit(2);
+  refuse('--llama-script and --gguf-script go together');
 }
+for (const precision of flags.precisions.split(',')) {
+  if (!PRECISIONS.includes(precision as PrecisionName)) {
+    refuse(`--precisions ${precision} is none of ${PRECISIONS.join(', ')}`);
+  }
+}
+
+/** The record to go on with. */
+function resumedRecord(file: string): CampaignRecord {
+  try {
+    const record = JSON.parse(readFileSync(file, 'utf8')) as CampaignRecord;
+    if (record?.campaign === 'targets') return record;
+  } catch (error) {
+    refuse(`--resume ${file}: ${(error as Error).message}`);
+  }
+  return refuse(`--resume ${file}: it is no record of this campaign`);
+}
+const resumed = flags.resume === undefined ? undefined : resumedRecord(flags.resume);
 
 const controller = new AbortController();
 for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => controller.abort());
@@ -79,23 +108,21 @@ async function peerJobs(): Promise<Job[]> {
 const jobs = [...flags.precisions.split(',').flatMap(ownJobs), ...(await peerJobs())].filter(({ name }) =>
   name.includes(flags.only),
 );
+if (jobs.length === 0) refuse(`--only ${flags.only}: no job's name has that in it`);
 
 const out = flags.resume ?? flags.out;
-const record: CampaignRecord =
-  flags.resume !== undefined && existsSync(flags.resume)
-    ? JSON.parse(readFileSync(flags.resume, 'utf8'))
-    : {
-        campaign: 'targets',
-        command: `npm run bench -- --rounds ${rounds} --peer-limit ${limitSeconds} --precisions ${flags.precisions}${
-          flags['torch-script'] === undefined ? '' : ' --python PYTHON --torch-script SCRIPT'
-        }${flags['llama-script'] === undefined ? '' : ' --llama-script SCRIPT --gguf-script SCRIPT'}`,
-        date: new Date().toISOString(),
-        machine: { ...describeMachine(), threads },
-        steps: STEPS,
-        ceilings: { gflops: [], gbytes: [] },
-        results: [],
-        completed: [],
-      };
+const record: CampaignRecord = resumed ?? {
+  campaign: 'targets',
+  command: `npm run bench -- --rounds ${rounds} --peer-limit ${limitSeconds} --precisions ${flags.precisions}${
+    flags['torch-script'] === undefined ? '' : ' --python PYTHON --torch-script SCRIPT'
+  }${flags['llama-script'] === undefined ? '' : ' --llama-script SCRIPT --gguf-script SCRIPT'}`,
+  date: new Date().toISOString(),
+  machine: { ...describeMachine(), threads },
+  steps: STEPS,
+  ceilings: { gflops: [], gbytes: [] },
+  results: [],
+  completed: [],
+};
 
 function keep(): void {
   if (out === undefined) return;
@@ -162,7 +189,8 @@ try {
   }
 } catch (error) {
   if (!controller.signal.aborted) throw error;
-  console.error(out === undefined ? 'bench: stopped' : `bench: stopped; go on with --resume ${out}`);
+  const goesOn = out !== undefined && existsSync(out);
+  console.error(goesOn ? `bench: stopped; go on with --resume ${out}` : 'bench: stopped');
   process.exit(130);
 }
 

@@ -18,6 +18,10 @@ if [ "${1:-}" = --with-node ]; then
   shift
 fi
 cases=${1:-}
+if [ -n "$cases" ] && [ ! -d "$cases" ]; then
+  echo "there is no folder $cases" >&2
+  exit 2
+fi
 
 # The machine that measures may have no git history.
 commit=$(git rev-parse HEAD)
@@ -29,7 +33,7 @@ cmake -S . -B build/gpu-tools -G Ninja -DCMAKE_BUILD_TYPE=Release -DDUOKV_ADDON=
   -DDUOKV_TOOLS=ON >/dev/null
 cmake --build build/gpu-tools --target gpu_bench golden
 
-rm -rf "$out/bin" "$out/cases"
+rm -rf "$out/bin" "$out/cases" "$out/commit"
 mkdir -p "$out/bin"
 for program in build/gpu-objects/libduokv_cuda.so build/gpu-objects/*_test build/gpu-tools/native/tools/{gpu_bench,golden}
 do
