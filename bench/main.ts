@@ -40,6 +40,7 @@ const OPTIONS = {
   out: { type: 'string' },
   resume: { type: 'string' },
 } as const;
+
 function parseFlags() {
   try {
     return parseArgs({ options: OPTIONS }).values;
@@ -161,6 +162,7 @@ const describe = ({ measure, design, route, batch, length, ms, atLeastMs }: Resu
 const total = rounds * jobs.length;
 const started = performance.now();
 let done = 0;
+let readBefore: number[] | undefined;
 let spent = 0;
 try {
   for (let round = 0; round < rounds; round++) {
@@ -172,9 +174,11 @@ try {
       done++;
       if (record.completed.includes(key)) continue;
       const began = performance.now();
-      const before = await sampleCeilings();
+      // What followed the last job is what precedes this one.
+      const before = readBefore ?? (await sampleCeilings());
       const results = await job.run(controller.signal);
-      const readGbytes = [...before, ...(await sampleCeilings())];
+      readBefore = await sampleCeilings();
+      const readGbytes = [...before, ...readBefore];
       for (const result of results) add(result.engine === 'duokv' ? { ...result, readGbytes } : result);
       record.completed.push(key);
       keep();

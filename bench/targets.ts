@@ -100,8 +100,7 @@ export function targetRows(record: CampaignRecord): TargetRow[] {
     ];
     const megabytes = (bytes: number) => `${Math.round(bytes / 1e6)} MB`;
     const pairs = { causalPairs: length, windowPairs: Math.min(config(MAIN).window ?? length, length) };
-    const { projections, ffn, attention, head } = countFlops(config(MAIN), { tokens: 8, ...pairs });
-    const arithmetic = ((projections + ffn + attention + head) / peak.flops) * 1000;
+    const arithmetic = (countFlops(config(MAIN), { tokens: 8, ...pairs }).forward / peak.flops) * 1000;
     return (
       `the layers read ${megabytes(many)} against ${megabytes(few)}: ${(many / few).toFixed(2)}x; ` +
       `8 rows' arithmetic takes ${time(arithmetic)} at the FP32 peak`

@@ -1,5 +1,3 @@
-import { existsSync } from 'node:fs';
-
 import { Command } from 'commander';
 
 import { PRECISIONS } from '../arguments.js';
@@ -203,9 +201,6 @@ export function benchLatencyCommand(): Command {
   return defineAction<LatencyOptions, []>(command, async ({ signal, print, json }, options) => {
     const say = (text: string) => void (json || process.stderr.write(`${text}\n`));
     const out = options.resume ?? options.out;
-    if (options.resume !== undefined && !existsSync(options.resume)) {
-      throw new UsageError(`--resume ${options.resume}: there is no such record`);
-    }
     const own = SETTINGS.find((name) => command.getOptionValueSource(name) === 'cli');
     if (options.resume !== undefined && own !== undefined) {
       throw new UsageError(`--${own} and --resume exclude each other: the record's settings count`);

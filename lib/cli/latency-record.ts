@@ -1,60 +1,55 @@
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 
-import { show } from '../arguments.js';
+import { checkInteger, show } from '../arguments.js';
 import type { LatencyRecord } from './latency-campaign.js';
 import { UsageError } from './run.js';
 
 const LISTS = ['cells', 'contenders', 'loading', 'setUps', 'graphs', 'runs'] as const;
 
-/** The record of a latency campaign. Errors: `UsageError`, with the file and what is wrong in it. */
-export function readRecord(file: string): LatencyRecord {
-  const refuse = (why: string): never => {
-    throw new UsageError(`--resume ${file}: ${why}`);
-  };
-  const integer = (name: string, value: unknown, least: number, limit = Number.POSITIVE_INFINITY): void => {
-    if (Number.isInteger(value) && (value as number) >= least && (value as number) < limit) return;
-    const below = Number.isFinite(limit) ? ` and below ${limit}` : '';
-    refuse(`${name} is ${show(value)}; it must be an integer from ${least}${below}`);
-  };
-  const parsed = (): LatencyRecord => {
-    try {
-      return JSON.parse(readFileSync(file, 'utf8')) as LatencyRecord;
-    } catch (error) {
-      return refuse(error instanceof Error ? error.message : String(error));
-    }
-  };
-  const record = parsed();
+const refuse = (why: string): never => {
+  throw new UsageError(why);
+};
+
+function check(record: LatencyRecord): void {
   if (record?.campaign !== 'latency') refuse('it is no record of `duokv bench latency`');
   for (const name of LISTS) {
     if (!Array.isArray(record[name])) refuse(`${name} is ${show(record[name])}; it must be a list`);
   }
-  integer('blocks', record.blocks, 1);
-  integer('seeds', record.seeds, 1);
-  integer('warmups', record.warmups, 0);
-  record.cells.forEach((cell, i) => {
-    integer(`cells[${i}].batch`, cell?.batch, 1);
-    integer(`cells[${i}].prompt`, cell?.prompt, 1);
+  const { blocks, seeds, warmups, cells, contenders, runs } = record;
+  checkInteger(blocks, 'blocks', 1);
+  checkInteger(seeds, 'seeds', 1);
+  checkInteger(warmups, 'warmups', 0);
+  cells.forEach((cell, i) => {
+    checkInteger(cell?.batch, `cells[${i}].batch`, 1);
+    checkInteger(cell.prompt, `cells[${i}].prompt`, 1);
     if (!Array.isArray(cell.steps) || cell.steps.length === 0) refuse(`cells[${i}].steps has none`);
-    for (const [j, steps] of cell.steps.entries()) integer(`cells[${i}].steps[${j}]`, steps, 1);
+    for (const [j, steps] of cell.steps.entries()) checkInteger(steps, `cells[${i}].steps[${j}]`, 1);
   });
-  record.runs.forEach((run, i) => {
-    integer(`runs[${i}].cell`, run?.cell, 0, record.cells.length);
-    integer(`runs[${i}].seed`, run.seed, 0, record.seeds);
-    integer(`runs[${i}].block`, run.block, 0, record.blocks);
+  runs.forEach((run, i) => {
+    checkInteger(run?.cell, `runs[${i}].cell`, 0, cells.length - 1);
+    checkInteger(run.seed, `runs[${i}].seed`, 0, seeds - 1);
+    checkInteger(run.block, `runs[${i}].block`, 0, blocks - 1);
     const { timings } = run;
-    const contenders = record.contenders.length;
-    if (!Array.isArray(timings) || timings.length !== contenders) {
-      refuse(`runs[${i}].timings must have one for each of ${contenders} contenders`);
+    if (!Array.isArray(timings) || timings.length !== contenders.length) {
+      refuse(`runs[${i}].timings must have one for each of ${contenders.length} contenders`);
     }
-    const times = (record.cells[run.cell]?.steps.at(-1) ?? 0) + 1;
-    timings.forEach((timing, j) => {
-      integer(`runs[${i}].timings[${j}].contender`, timing?.contender, 0, contenders);
-      const whole =
-        Array.isArray(timing.ms) &&
-        timing.ms.length === times &&
-        timing.ms.every((ms) => Number.isFinite(ms));
+    const times = (cells[run.cell]?.steps.at(-1) ?? 0) + 1;
+    timings.forEach(({ contender, ms }, j) => {
+      checkInteger(contender, `runs[${i}].timings[${j}].contender`, 0, contenders.length - 1);
+      const whole = Array.isArray(ms) && ms.length === times && ms.every((time) => Number.isFinite(time));
       if (!whole) refuse(`runs[${i}].timings[${j}].ms must have ${times} numbers`);
     });
   });
-  return record;
+}
+
+/** The record of a latency campaign. Errors: `UsageError`, with the file and what is wrong in it. */
+export function readRecord(file: string): LatencyRecord {
+  try {
+    if (!existsSync(file)) refuse('there is no such record');
+    const record = JSON.parse(readFileSync(file, 'utf8')) as LatencyRecord;
+    check(record);
+    return record;
+  } catch (error) {
+    throw new UsageError(`--resume ${file}: ${(error as Error).message}`);
+  }
 }

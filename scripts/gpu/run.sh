@@ -48,6 +48,10 @@ print(paths[0] if paths else "")' 2>/dev/null)
   [ -z "$found" ] || export DUOKV_CUBLASLT=$found
 fi
 
+# The tests of kernels; a dry run takes two small ones of the emulator's.
+tests=("$bin"/*_test)
+[ -z "$dry" ] || tests=(build/ctest-emulator/native/cuda/cuda_{add,swiglu}_checked)
+
 # Ends the script where a file is missing that stages start.
 needs() { # the command that makes them, files
   local command=$1 file
@@ -56,6 +60,7 @@ needs() { # the command that makes them, files
     [ -e "$file" ] || { echo "there is no $file: made by $command" >&2 && exit 2; }
   done
 }
+
 gpu_query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
 facts=(
   --fact "commit=$(cat $gpu/commit 2>/dev/null || git rev-parse HEAD 2>/dev/null)"
@@ -132,15 +137,6 @@ noted() { # name, limit in seconds, command
   return $status
 }
 
-# A dry run takes two small ones of the emulator's.
-tests() {
-  if [ -n "$dry" ]; then
-    ls build/ctest-emulator/native/cuda/cuda_{add,swiglu}_checked
-  else
-    ls "$bin"/*_test
-  fi
-}
-
 stage_build() {
   { nvidia-smi; "$python" --version; nvcc --version; compute-sanitizer --version; } >>"$log" 2>&1
   local status=0
@@ -155,9 +151,8 @@ stage_build() {
 }
 
 stage_ops() {
-  local status=0 test found
-  found=$(tests) || return
-  for test in $found; do
+  local status=0 test
+  for test in "${tests[@]}"; do
     noted "$(basename "$test")" "$(($(remaining) < 120 ? $(remaining) : 120))" "$test" || status=1
     cat "$work/$(basename "$test").log" >>"$log"
   done
@@ -187,7 +182,7 @@ stage_sanitize() {
   export -f noted note
   export work python
   for tool in memcheck racecheck; do
-    for test in $(tests); do echo "$tool $test"; done
+    for test in "${tests[@]}"; do echo "$tool $test"; done
   done | xargs -P "${DUOKV_JOBS:-6}" -L 1 bash -c '
     noted "$1-$(basename "$2")" '"$(($(remaining) / 2))"' compute-sanitizer --tool "$1" --error-exitcode 1 "$2"' noted
   local status=$?
@@ -246,9 +241,9 @@ if [[ " ${stages[*]} " =~ \ (build|ops|golden|sanitize|kernels|bench)\  ]]; then
   needs 'scripts/gpu/prepare.sh' "$bin/gpu_bench" "$bin/golden"
   if [ -n "$dry" ]; then
     needs 'node scripts/setup.mjs --emulator' "$library"
-    needs 'npm run test:emulator' build/ctest-emulator/native/cuda/cuda_{add,swiglu}_checked
+    needs 'npm run test:emulator' "${tests[@]}"
   else
-    needs 'scripts/gpu/prepare.sh' "$library"
+    needs 'scripts/gpu/prepare.sh' "$library" "${tests[@]}"
   fi
 fi
 for stage in "${stages[@]}"; do

@@ -160,11 +160,11 @@ describe('the latency campaign', () => {
         await refuses(other, /broken\.json: it is no record of `duokv bench latency`/);
       }
       for (const [change, message] of [
-        [{ blocks: -1 }, /blocks is -1; it must be an integer from 1/],
-        [{ seeds: 0 }, /seeds is 0; it must be an integer from 1/],
+        [{ blocks: -1 }, /blocks is -1; it must be an integer of at least 1/],
+        [{ seeds: 0 }, /seeds is 0; it must be an integer of at least 1/],
         [{ cells: 'no' }, /cells is "no"; it must be a list/],
         [{ cells: [{ batch: -3, prompt: 4, steps: [1] }] }, /cells\[0\]\.batch is -3/],
-        [{ runs: [{ ...run, cell: 77 }] }, /runs\[0\]\.cell is 77; it must be an integer from 0 and below 1/],
+        [{ runs: [{ ...run, cell: 77 }] }, /runs\[0\]\.cell is 77; it must be an integer between 0 and 0/],
         [{ runs: [{ ...run, timings: [] }] }, /runs\[0\]\.timings must have one for each of 1 contenders/],
         [{ runs: [{ ...run, timings: [{ contender: 99, ms: [1, 2] }] }] }, /\.contender is 99/],
         [{ runs: [{ ...run, timings: [{ contender: 0, ms: ['a', 2] }] }] }, /\.ms must have 2 numbers/],
