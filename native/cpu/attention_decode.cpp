@@ -30,8 +30,9 @@ constexpr int64_t kHeadsAtOnce = 3;
 constexpr int64_t kKeysAtOnce = 4;
 // Keys whose values are added before moving to the next columns: they stay in the first-level cache.
 constexpr int64_t kValuesAtOnce = 32;
-// Values to be read next: the hardware's prefetchers stop at the end of a page.
-constexpr int64_t kEntriesAhead = 32;
+// Units that one thread streams in a row, each fetching the next one's keys.
+constexpr int64_t kUnitsInARow = 16;
+constexpr int64_t kChunksOfThread = 4;
 
 // One piece of one row of a bank for one KV head.
 struct StreamUnit {
@@ -49,6 +50,14 @@ struct Partials {
   int64_t floats() const { return round_up(rows() * (call.padded + 2), kPadding); }
   float* sums(float* partial, int64_t r) const { return partial + r * call.padded; }
   float* running(float* partial, int64_t r) const { return partial + rows() * call.padded + 2 * r; }
+};
+
+// Entries that will be read next, fetched one by one while others are multiplied: values during the scores,
+// the next unit's keys during the values. The memory would be idle meanwhile. A stride of 0, in bytes,
+// fetches nothing.
+struct Ahead {
+  const char* data;
+  int64_t stride;
 };
 
 struct StreamPlan {
@@ -131,9 +140,12 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
 
 template <int kHeads, class T>
 HWY_INLINE void score_run(const float* queries, int64_t padded, const T* keys, int64_t stride, int64_t count,
-                          float* scores) {
-  const int64_t apart = count / kKeysAtOnce;
+                          float* scores, Ahead ahead) {
+  const int64_t apart = count / kKeysAtOnce, bytes = padded * static_cast<int64_t>(sizeof(T));
   for (int64_t k = 0; k < apart; ++k) {
+    for (int64_t i = 0; i < kKeysAtOnce; ++i, ahead.data += ahead.stride) {
+      for (int64_t j = 0; j < bytes; j += kCacheLine) hwy::Prefetch(ahead.data + j);
+    }
     score_keys<kHeads, kKeysAtOnce>(queries, padded, keys + k * stride, apart * stride, apart, scores + k);
   }
   for (int64_t k = apart * kKeysAtOnce; k < count; ++k)
@@ -143,7 +155,7 @@ HWY_INLINE void score_run(const float* queries, int64_t padded, const T* keys, i
 // sums [kHeads, kVectors·lanes] += weights [kHeads, kPiece] · values.
 template <int kHeads, int kVectors, class T>
 HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTRICT values, int64_t stride,
-                           int64_t count, float* HWY_RESTRICT sums, int64_t padded) {
+                           int64_t count, float* HWY_RESTRICT sums, int64_t padded, Ahead ahead) {
   const F f;
   const int64_t lanes = lane_count();
   V acc[kHeads][kVectors];
@@ -152,10 +164,10 @@ HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTR
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::LoadU(f, sums + h * padded + v * lanes);
   }
-  for (int64_t k = 0; k < count; ++k, values += stride) {
+  for (int64_t k = 0; k < count; ++k, values += stride, ahead.data += ahead.stride) {
 #pragma GCC unroll 8
-    for (int64_t i = 0; i < kVectors * lanes; i += kCacheLine / static_cast<int64_t>(sizeof(T)))
-      hwy::Prefetch(values + kEntriesAhead * stride + i);
+    for (int64_t i = 0; i < kVectors * lanes * static_cast<int64_t>(sizeof(T)); i += kCacheLine)
+      hwy::Prefetch(ahead.data + i);
     V p[kHeads];
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) p[h] = hn::Set(f, weights[h * kPiece + k]);
@@ -175,17 +187,18 @@ HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTR
 
 template <int kHeads, class T>
 HWY_INLINE void add_run(const float* weights, const T* values, int64_t stride, int64_t count, float* sums,
-                        int64_t padded) {
+                        int64_t padded, Ahead ahead) {
   const int64_t lanes = lane_count();
   for (int64_t k = 0; k < count; k += kValuesAtOnce) {
     const int64_t keys = std::min(kValuesAtOnce, count - k);
+    const auto add = [&]<int kVectors>(int64_t i) HWY_ATTR {
+      const Ahead columns{ahead.data + k * ahead.stride + i * static_cast<int64_t>(sizeof(T)), ahead.stride};
+      add_values<kHeads, kVectors>(weights + k, values + k * stride + i, stride, keys, sums + i, padded,
+                                   columns);
+    };
     int64_t i = 0;
-    for (; i + 4 * lanes <= padded; i += 4 * lanes) {
-      add_values<kHeads, 4>(weights + k, values + k * stride + i, stride, keys, sums + i, padded);
-    }
-    for (; i < padded; i += lanes) {
-      add_values<kHeads, 1>(weights + k, values + k * stride + i, stride, keys, sums + i, padded);
-    }
+    for (; i + 4 * lanes <= padded; i += 4 * lanes) add.template operator()<4>(i);
+    for (; i < padded; i += lanes) add.template operator()<1>(i);
   }
 }
 
@@ -212,10 +225,11 @@ struct PieceSource {
 template <int kHeads, class T>
 void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, float bias,
                   const float* queries, const PieceSource<T>& keys, const PieceSource<T>& values,
-                  float* scores, float* sums, float* running) {
+                  float* scores, float* sums, float* running, Ahead while_scoring, Ahead while_adding) {
   const int64_t origin = unit.span.begin / kPiece * kPiece, padded = call.padded;
   keys.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
-    score_run<kHeads>(queries, padded, run, keys.stride, count, scores + p - origin);
+    score_run<kHeads>(queries, padded, run, keys.stride, count, scores + p - origin, while_scoring);
+    while_scoring.data += count * while_scoring.stride;
   });
   for (int h = 0; h < kHeads; ++h) {
     Running r;
@@ -224,13 +238,25 @@ void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, 
     running[2 * h] = r.max, running[2 * h + 1] = r.sum;
   }
   values.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
-    add_run<kHeads>(scores + p - origin, run, values.stride, count, sums, padded);
+    add_run<kHeads>(scores + p - origin, run, values.stride, count, sums, padded, while_adding);
+    while_adding.data += count * while_adding.stride;
   });
+}
+
+// A unit's keys or values, up to where its bank's ring wraps.
+Ahead ahead_of(const AttentionCall& call, const StreamUnit& unit, bool values) {
+  const ops::Bank& bank = call.args.banks[unit.bank];
+  const Entries entries(bank, unit.row, unit.head, values);
+  const bool narrow = bank.dtype == ops::DType::BF16;
+  const void* data = narrow ? static_cast<const void*>(entries.at<uint16_t>(unit.span.begin))
+                            : entries.at<float>(unit.span.begin);
+  return {static_cast<const char*>(data), entries.stride * (narrow ? 2 : 4)};
 }
 
 template <class T>
 void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceSource<T>& keys,
-                    const PieceSource<T>& values, float* queries, float* scores) {
+                    const PieceSource<T>& values, Ahead unit_values, Ahead next_keys, float* queries,
+                    float* scores) {
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
   for (int64_t t = 0; t < args.queries; ++t) {
@@ -249,8 +275,11 @@ void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceS
     }
     const float bias = call.bias(unit.bank, unit.row, t);
     const auto heads = [&]<int kHeads>(int64_t h) HWY_ATTR {
+      const Ahead nothing{reinterpret_cast<const char*>(queries), 0};
+      const bool first = t == 0 && h == 0, last = t + 1 == args.queries && h + kHeads == call.group;
       stream_heads<kHeads>(call, unit, span, bias, queries + h * call.padded, keys, values, scores,
-                           sums + h * call.padded, running + 2 * h);
+                           sums + h * call.padded, running + 2 * h, first ? unit_values : nothing,
+                           last ? next_keys : nothing);
     };
     int64_t h = 0;
     for (; h + kHeadsAtOnce <= call.group; h += kHeadsAtOnce) heads.template operator()<kHeadsAtOnce>(h);
@@ -259,29 +288,31 @@ void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceS
   }
 }
 
-// scratch: kHeadsAtOnce · kPiece + (group + 2 · kPiece) · padded floats.
-void stream_unit(const StreamPlan& plan, const StreamUnit& unit, float* scratch) {
+// `next`: the unit that this thread streams next, or null. scratch: kHeadsAtOnce · kPiece +
+// (group + 2 · kPiece) · padded floats.
+void stream_unit(const StreamPlan& plan, const StreamUnit& unit, const StreamUnit* next, float* scratch) {
   const AttentionCall& call = plan.call;
   const ops::Bank& bank = call.args.banks[unit.bank];
   const Entries keys(bank, unit.row, unit.head, false), values(bank, unit.row, unit.head, true);
   float* scores = scratch;
   float* queries = scores + kHeadsAtOnce * kPiece;
+  const Ahead nothing{reinterpret_cast<const char*>(scratch), 0};
   const bool stored_bf16 = bank.dtype == ops::DType::BF16;
   if (call.args.head_dim == call.padded && (stored_bf16 || !call.bf16)) {
-    if (stored_bf16) {
-      using T = uint16_t;
-      return stream_queries<T>(plan, unit, {&keys, nullptr, 0, keys.stride},
-                               {&values, nullptr, 0, values.stride}, queries, scores);
-    }
-    return stream_queries<float>(plan, unit, {&keys, nullptr, 0, keys.stride},
-                                 {&values, nullptr, 0, values.stride}, queries, scores);
+    const auto stream = [&]<class T>(T) {
+      stream_queries<T>(plan, unit, {&keys, nullptr, 0, keys.stride}, {&values, nullptr, 0, values.stride},
+                        ahead_of(call, unit, true), next ? ahead_of(call, *next, false) : nothing, queries,
+                        scores);
+    };
+    return stored_bf16 ? stream(uint16_t{}) : stream(float{});
   }
   float* key_copy = queries + call.group * call.padded;
   float* value_copy = key_copy + kPiece * call.padded;
   copy_entries(keys, unit.span, call.args.head_dim, call.padded, call.bf16, key_copy);
   copy_entries(values, unit.span, call.args.head_dim, call.padded, call.bf16, value_copy);
   stream_queries<float>(plan, unit, {nullptr, key_copy, unit.span.begin, call.padded},
-                        {nullptr, value_copy, unit.span.begin, call.padded}, queries, scores);
+                        {nullptr, value_copy, unit.span.begin, call.padded}, nothing, nothing, queries,
+                        scores);
 }
 
 // Merges the pieces of one row and KV head in their order. scratch: bank_count · padded floats.
@@ -361,9 +392,16 @@ void streamed_attention(Device* device, const AttentionCall& call) {
 
   const int64_t scratch_floats = kHeadsAtOnce * kPiece + (call.group + 2 * kPiece) * call.padded;
   device->reserve_workers<float>(std::max(scratch_floats, 2 * call.padded));
-  device->pool.run(unit_count, [&](int64_t chunk, int32_t worker) {
+  const int64_t threads = device->pool.threads();
+  const int64_t chunks =
+      std::min(unit_count, round_up(ceil_div(unit_count, kUnitsInARow), kChunksOfThread * threads));
+  device->pool.run(chunks, [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
-    HWY_DYNAMIC_DISPATCH(stream_unit)(plan, plan.units[static_cast<size_t>(chunk)], scratch);
+    const int64_t end = unit_count * (chunk + 1) / chunks;
+    for (int64_t u = unit_count * chunk / chunks; u < end; ++u) {
+      const StreamUnit* unit = &plan.units[static_cast<size_t>(u)];
+      HWY_DYNAMIC_DISPATCH(stream_unit)(plan, *unit, u + 1 < end ? unit + 1 : nullptr, scratch);
+    }
   });
   device->pool.run(args.batch * args.kv_heads, [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(2 * call.padded);
