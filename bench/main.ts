@@ -8,25 +8,18 @@
 // peers.ts says what the scripts print; without them only duokv is timed. `npm run bench:report` turns records into
 // docs/performance.md.
 
-import { existsSync, mkdirSync, readFileSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { parseArgs } from 'node:util';
 
 import { PRECISIONS } from '../lib/arguments.js';
-import { replaceFile } from '../lib/cli/replace-file.js';
 import { describeMachine } from '../lib/cli/version.js';
 import type { PrecisionName } from '../lib/native.js';
+import { openRecord, parseFlags, refuse } from './flags.js';
 import { deviceThreads, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
 import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
 import { run } from './processes.js';
 import { type CampaignRecord, type CeilingSamples, type Result, sameWhat } from './record.js';
 import { targetRows } from './targets.js';
-
-const refuse = (why: string): never => {
-  console.error(`bench: ${why}`);
-  process.exit(2);
-};
 
 const OPTIONS = {
   python: { type: 'string', default: 'python3' },
@@ -41,15 +34,7 @@ const OPTIONS = {
   resume: { type: 'string' },
 } as const;
 
-function parseFlags() {
-  try {
-    return parseArgs({ options: OPTIONS }).values;
-  } catch (error) {
-    return refuse((error as Error).message);
-  }
-}
-
-const flags = parseFlags();
+const flags = parseFlags(OPTIONS);
 
 const rounds = Number(flags.rounds);
 const limitSeconds = Number(flags['peer-limit']);
@@ -125,11 +110,7 @@ const record: CampaignRecord = resumed ?? {
   completed: [],
 };
 
-function keep(): void {
-  if (out === undefined) return;
-  mkdirSync(dirname(out), { recursive: true });
-  replaceFile(out, `${JSON.stringify(record, null, 1)}\n`);
-}
+const file = await openRecord(out);
 
 function add(result: Result): void {
   const { ms, peakBytes, readGbytes, atLeastMs, ...what } = result;
@@ -181,7 +162,7 @@ try {
       const readGbytes = [...before, ...readBefore];
       for (const result of results) add(result.engine === 'duokv' ? { ...result, readGbytes } : result);
       record.completed.push(key);
-      keep();
+      await file?.keep(JSON.stringify(record, null, 1));
       spent++;
       const elapsed = (performance.now() - started) / 1000;
       const left = (elapsed / spent) * (total - done);

@@ -2,16 +2,16 @@
 //
 //   npm run bench:operations -- [--only TEXT] [--out bench/records/operations.json]
 
-import { writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { parseArgs } from 'node:util';
 
 import { describeMachine } from '../lib/cli/version.js';
+import { openRecord, parseFlags } from './flags.js';
 import { deviceThreads } from './jobs.js';
 import { run } from './processes.js';
 import type { OperationsRecord, OperationTimes } from './record.js';
 
-const { values: flags } = parseArgs({ options: { only: { type: 'string' }, out: { type: 'string' } } });
+const flags = parseFlags({ only: { type: 'string' }, out: { type: 'string' } });
+const file = await openRecord(flags.out);
 
 const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
 await run('cmake', ['--build', build, '--target', 'operations_bench']);
@@ -23,6 +23,6 @@ const record: OperationsRecord = {
   machine: { ...describeMachine(), threads: await deviceThreads() },
   operations: lines.map((line) => JSON.parse(line) as OperationTimes),
 };
-const text = `${JSON.stringify(record, null, 1)}\n`;
-if (flags.out === undefined) process.stdout.write(text);
-else writeFileSync(flags.out, text);
+const text = JSON.stringify(record, null, 1);
+if (file === undefined) process.stdout.write(`${text}\n`);
+else await file.keep(text);

@@ -7,9 +7,9 @@ import { openCurrent, replaceFiles } from './directory.js';
 import { DuokvError, type ErrorCode } from './errors.js';
 import type { DesignPlan } from './native.js';
 import { designPlan } from './plan.js';
+import { replaceFile } from './replace-file.js';
 import {
   openCheckpointTensors,
-  replaceFile,
   SafetensorsFile,
   type TensorEntry,
   type TensorInfo,

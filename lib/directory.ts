@@ -5,7 +5,7 @@ import { hostname } from 'node:os';
 import { basename, dirname, join, resolve } from 'node:path';
 
 import { DuokvError } from './errors.js';
-import { syncDirectory } from './safetensors.js';
+import { syncDirectory } from './replace-file.js';
 
 /*
  * Several files of one directory, replaced as one. The directory itself stays: it may be a mount point, the

@@ -1,8 +1,8 @@
-import { randomBytes } from 'node:crypto';
-import { type FileHandle, open, readFile, rename, stat, unlink } from 'node:fs/promises';
+import { type FileHandle, open, readFile, stat } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 
 import { DuokvError } from './errors.js';
+import { replaceFile } from './replace-file.js';
 
 /*
  * The safetensors container (https://github.com/huggingface/safetensors): an 8-byte little-endian header length, a JSON
@@ -457,38 +457,6 @@ async function writeFully(handle: FileHandle, bytes: Uint8Array): Promise<void> 
     const { bytesWritten } = await handle.write(bytes, done, Math.min(CHUNK_BYTES, bytes.byteLength - done));
     done += bytesWritten;
   }
-}
-
-/** Makes a rename or an unlink survive a power cut. */
-export async function syncDirectory(directory: string): Promise<void> {
-  const handle = await open(directory, 'r');
-  try {
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
-}
-
-/**
- * Calls `write` with a temporary file beside `path`, flushes it to the disk, and renames it to `path`. Until the rename
- * `path` keeps its old content, so a crash or a full disk loses nothing; on an error the temporary file is removed.
- */
-export async function replaceFile(path: string, write: (handle: FileHandle) => Promise<void>): Promise<void> {
-  const temporary = join(dirname(path), `.${basename(path)}.${randomBytes(6).toString('hex')}.tmp`);
-  const handle = await open(temporary, 'wx');
-  try {
-    try {
-      await write(handle);
-      await handle.sync();
-    } finally {
-      await handle.close();
-    }
-    await rename(temporary, path);
-  } catch (error) {
-    await unlink(temporary).catch(() => {});
-    throw error;
-  }
-  await syncDirectory(dirname(path));
 }
 
 /**

@@ -28,7 +28,7 @@ import {
   withDevice,
 } from './options.js';
 import { formatSeconds, formatTable, withProgress } from './output.js';
-import { replaceFile } from './replace-file.js';
+import { RecordFile } from './record-file.js';
 import { defineAction, UsageError } from './run.js';
 import { describeMachine } from './version.js';
 
@@ -206,6 +206,7 @@ export function benchLatencyCommand(): Command {
       throw new UsageError(`--${own} and --resume exclude each other: the record's settings count`);
     }
     const resumed = options.resume === undefined ? undefined : readRecord(options.resume);
+    const file = out === undefined ? undefined : await RecordFile.open(out);
     await using device = await openChosenDevice(options);
     const { record, blockMs } =
       resumed === undefined
@@ -222,17 +223,16 @@ export function benchLatencyCommand(): Command {
     try {
       await withProgress('blocks', total, async (progress) => {
         let last = performance.now();
-        const keep = () => {
-          const { cell, block } = record.runs.at(-1) as LatencyRecord['runs'][number];
+        const keep = async () => {
+          const { cell } = record.runs.at(-1) as LatencyRecord['runs'][number];
           const now = performance.now();
           spentMs += now - last;
           last = now;
           expectedMs += blockMs(record.cells[cell] as Cell);
-          if (out !== undefined) replaceFile(out, `${JSON.stringify(record)}\n`);
+          await file?.keep(JSON.stringify(record));
           const { batch, prompt } = record.cells[cell] as Cell;
           const detail = `${batch} x ${prompt}, about ${formatSeconds(leftMs() / 1000)} left`;
           progress.update(record.runs.length, detail);
-          if (!process.stderr.isTTY) say(`block ${block + 1}/${record.blocks} of ${detail}`);
         };
         await runCampaign(device, record, keep, signal);
       });

@@ -194,7 +194,7 @@ export function fitBudget(
 export async function runCampaign(
   device: Device,
   record: LatencyRecord,
-  keep: () => void,
+  keep: () => Promise<void>,
   signal: AbortSignal,
 ): Promise<void> {
   const { cells, contenders, seeds, blocks } = record;
@@ -232,7 +232,7 @@ interface CellRun {
   readonly seed: number;
   readonly missing: readonly number[];
   readonly models: ReadonlyMap<string, Model>;
-  readonly keep: () => void;
+  readonly keep: () => Promise<void>;
   readonly signal: AbortSignal;
 }
 
@@ -290,7 +290,7 @@ async function runCell({
         timings.push({ contender, ms });
       }
       record.runs.push({ cell: at, seed, block, timings });
-      keep();
+      await keep();
     }
   } finally {
     for (const session of sessions.values()) session.dispose();

@@ -61,13 +61,31 @@ export interface Progress {
   update(done: number, detail?: string): void;
 }
 
-/** Runs `work` under a progress bar on stderr, or without one where stderr is not a terminal. */
+/** Milliseconds between the lines of a log: short work leaves none, a day's some hundreds. */
+const LOG_INTERVAL = 60_000;
+
+/** Progress for a log: a line a minute at most. */
+function logProgress(title: string, total: number, write: (line: string) => void): Progress {
+  let last = performance.now();
+  return {
+    update(done, detail = '') {
+      const now = performance.now();
+      if (now - last < LOG_INTERVAL) return;
+      last = now;
+      write(`${title} ${done}/${total}  ${detail}`.trimEnd());
+    },
+  };
+}
+
+/** Runs `work` under a progress bar on stderr, or with a line a minute where stderr is not a terminal. */
 export async function withProgress<T>(
   title: string,
   total: number,
   work: (progress: Progress) => Promise<T>,
 ): Promise<T> {
-  if (!process.stderr.isTTY) return work({ update() {} });
+  if (!process.stderr.isTTY) {
+    return work(logProgress(title, total, (line) => void process.stderr.write(`${line}\n`)));
+  }
   const bar = new SingleBar(
     {
       format: `${title} {bar} {value}/{total}  {detail}  ETA {eta_formatted}`,

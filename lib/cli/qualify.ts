@@ -8,7 +8,7 @@ import { defineAction } from './run.js';
 import { describeMachine } from './version.js';
 
 interface QualifyOptions extends DeviceFlags {
-  golden: string;
+  golden: string[];
   details?: boolean;
 }
 
@@ -72,12 +72,12 @@ function detailTable(cases: readonly CaseResult[], all: boolean): string {
 export function qualifyCommand(): Command {
   const command = new Command('qualify')
     .description('Compare the engine with golden values; deviations are given as a share of their tolerance')
-    .requiredOption('--golden <folder>', 'a golden case, or a folder of them')
+    .requiredOption('--golden <folders...>', 'golden cases, or folders of them')
     .option('--details', 'print every quantity of every case')
     .addHelpText('after', '\nExample:\n  $ duokv qualify --golden test/fixtures/golden');
   withDevice(command);
   return defineAction<QualifyOptions, []>(command, async (context, options) => {
-    const folders = await findGoldenCases(options.golden);
+    const folders = (await Promise.all(options.golden.map(findGoldenCases))).flat();
     await using device = await openChosenDevice(options);
     const cases: CaseResult[] = [];
     await withProgress('qualifying', folders.length, async (progress) => {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { readJson, writeJson } from '../checkpoint.js';
 import { saveTokenizer, type Tokenizer } from '../data/tokenizer.js';
 import { DuokvError } from '../errors.js';
-import { replaceFile } from '../safetensors.js';
+import { replaceFile } from '../replace-file.js';
 import type { Trainer } from '../trainer.js';
 
 const RUN_FILE = 'run.json';

@@ -24,11 +24,13 @@ export class UsageError extends Error {}
 /** One line for people: `duokv: ERR_CODE: what is wrong`. */
 function reportError(error: unknown): void {
   const { code, message } = error as { code?: unknown; message?: unknown };
-  const prefix = typeof code === 'string' && !(error instanceof UsageError) ? `${code}: ` : '';
-  process.stderr.write(`duokv: ${prefix}${String(message ?? error)}\n`);
+  const text = String(message ?? error);
+  // The system's own errors name their code.
+  const prefix = typeof code === 'string' && !text.includes(code) ? `${code}: ` : '';
+  process.stderr.write(`duokv: ${prefix}${text}\n`);
   // A stack helps with what nobody raised on purpose.
   if (!(error instanceof DuokvError) && !(error instanceof UsageError) && error instanceof Error) {
-    if (error.stack !== undefined && prefix === '') process.stderr.write(`${error.stack}\n`);
+    if (error.stack !== undefined && typeof code !== 'string') process.stderr.write(`${error.stack}\n`);
   }
 }
 

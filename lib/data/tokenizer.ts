@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { Tokenizer as HuggingFaceTokenizer } from 'tokenizers';
 
 import { DuokvError } from '../errors.js';
-import { replaceFile } from '../safetensors.js';
+import { replaceFile } from '../replace-file.js';
 
 /** Text to token ids and back. Special tokens are ids only: no text, whatever it says, is encoded as one. */
 export interface Tokenizer {

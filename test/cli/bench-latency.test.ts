@@ -139,6 +139,10 @@ describe('the latency campaign', () => {
         2,
         /there is no such record/,
       );
+      const file = join(directory, 'file');
+      await writeFile(file, '');
+      await duokvFails([...args, '--out', directory], 2, /--out .*: EISDIR: .* is a directory/);
+      await duokvFails([...args, '--out', join(file, 'latency.json')], 2, /--out .*: (ENOTDIR|EEXIST): /);
     });
 
     it('refuses a record that is broken, or not its own, before anything runs', async () => {

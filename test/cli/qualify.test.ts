@@ -29,7 +29,13 @@ describe('duokv qualify', () => {
   afterEach(() => rm(directory, { recursive: true }));
 
   it('reports every quantity of every case as a share of its tolerance', async () => {
+    const folders = [join(directory, 'gqa2'), join(directory, 'independent')];
+    const named = await duokvJson<Report>(['qualify', '--golden', ...folders]);
     const report = await duokvJson<Report>(['qualify', '--golden', directory]);
+    assert.deepEqual(
+      named.cases.map(({ name, worst }) => [name, worst]),
+      report.cases.map(({ name, worst }) => [name, worst]),
+    );
     assert.equal(report.passed, true);
     assert.deepEqual(
       report.cases.map(({ name, passed }) => [name, passed]),
@@ -63,7 +69,7 @@ describe('duokv qualify', () => {
   });
 
   it('says what it needs', async () => {
-    await duokvFails(['qualify'], 2, /required option '--golden <folder>'/);
+    await duokvFails(['qualify'], 2, /required option '--golden <folders...>'/);
     await duokvFails(['qualify', '--golden', join(directory, 'none')], 1, /ERR_ARGUMENT: .*no golden case/);
   });
 });

@@ -1,0 +1,35 @@
+import { mkdir } from 'node:fs/promises';
+import { dirname } from 'node:path';
+
+import { checkReplaceable, replaceFile } from '../replace-file.js';
+import { UsageError } from './run.js';
+
+/** Where a campaign keeps its record: the file holds the last record that was written whole. */
+export class RecordFile {
+  readonly #path: string;
+
+  private constructor(path: string) {
+    this.#path = path;
+  }
+
+  /** Errors: `UsageError` where no record can be written, found before anything is measured for it. */
+  static async open(path: string): Promise<RecordFile> {
+    try {
+      await mkdir(dirname(path), { recursive: true });
+      await checkReplaceable(path);
+    } catch (error) {
+      throw new UsageError(`--out ${path}: ${(error as Error).message}`);
+    }
+    return new RecordFile(path);
+  }
+
+  async keep(text: string): Promise<void> {
+    try {
+      await replaceFile(this.#path, (file) => file.writeFile(`${text}\n`));
+    } catch (error) {
+      const { code, message } = error as NodeJS.ErrnoException;
+      const lost = new Error(`${this.#path}: ${message}; it holds what was kept before`, { cause: error });
+      throw Object.assign(lost, { code });
+    }
+  }
+}
