@@ -49,12 +49,12 @@ export async function replaceFile(path: string, write: (handle: FileHandle) => P
   await syncDirectory(dirname(path));
 }
 
-/** Errors: those that `replaceFile` would meet before it writes anything. */
+/** Errors: those that `replaceFile` would meet before it writes; and `path` is a device, or anything else but a file. */
 export async function checkReplaceable(path: string): Promise<void> {
-  const directory = await stat(path).then(
-    (status) => status.isDirectory(),
-    () => false,
+  const replaceable = await stat(path).then(
+    (status) => status.isFile(),
+    () => true,
   );
-  if (directory) throw Object.assign(new Error(`EISDIR: ${path} is a directory`), { code: 'EISDIR' });
+  if (!replaceable) throw new Error('it is not a regular file');
   await withTemporary(path, async () => {}, unlink);
 }

@@ -42,7 +42,8 @@ describe('replacing a file', () => {
     await checkReplaceable(join(directory, 'new'));
     assert.deepEqual(await readdir(directory), ['record']);
     assert.equal(await readFile(path, 'utf8'), 'old');
-    await assert.rejects(checkReplaceable(directory), { code: 'EISDIR' });
+    await assert.rejects(checkReplaceable(directory), /not a regular file/);
+    await assert.rejects(checkReplaceable('/dev/null'), /not a regular file/);
     await assert.rejects(checkReplaceable(join(directory, 'none', 'new')), { code: 'ENOENT' });
     await assert.rejects(checkReplaceable(join(path, 'new')), { code: 'ENOTDIR' });
   });

@@ -141,7 +141,7 @@ describe('the latency campaign', () => {
       );
       const file = join(directory, 'file');
       await writeFile(file, '');
-      await duokvFails([...args, '--out', directory], 2, /--out .*: EISDIR: .* is a directory/);
+      await duokvFails([...args, '--out', directory], 2, /--out .*: it is not a regular file/);
       await duokvFails([...args, '--out', join(file, 'latency.json')], 2, /--out .*: (ENOTDIR|EEXIST): /);
     });
 
