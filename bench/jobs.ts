@@ -21,9 +21,11 @@ export const PLAIN = 'independent';
 
 const cli = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
 
-export async function deviceThreads(): Promise<number> {
+/** What a record adds to the machine: the CPU device's threads and vector instructions. */
+export async function describeDevice(): Promise<{ threads: number; isa: string }> {
   const { lines } = await run(process.execPath, [cli, 'doctor', '--json']);
-  return JSON.parse(lines.join('')).device.threads as number;
+  const { threads, isa } = JSON.parse(lines.join('')).device as { threads: number; isa: string };
+  return { threads, isa };
 }
 
 interface OwnCase {

@@ -15,7 +15,7 @@ import { PRECISIONS } from '../lib/arguments.js';
 import { describeMachine } from '../lib/cli/version.js';
 import type { PrecisionName } from '../lib/native.js';
 import { openRecord, parseFlags, refuse } from './flags.js';
-import { deviceThreads, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
+import { describeDevice, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
 import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
 import { run } from './processes.js';
 import { type CampaignRecord, type CeilingSamples, type Result, sameWhat } from './record.js';
@@ -65,7 +65,7 @@ const resumed = flags.resume === undefined ? undefined : resumedRecord(flags.res
 const controller = new AbortController();
 for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => controller.abort());
 
-const threads = await deviceThreads();
+const device = await describeDevice();
 const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
 await run('cmake', ['--build', build, '--target', 'ceilings_bench']);
 
@@ -73,7 +73,7 @@ async function peerJobs(): Promise<Job[]> {
   const { python, 'torch-script': torch, 'llama-script': llama, 'gguf-script': gguf } = flags;
   const jobs: Job[] = [];
   if (torch !== undefined) {
-    const peer = { python, script: torch, threads, limitSeconds };
+    const peer = { python, script: torch, threads: device.threads, limitSeconds };
     for (const precision of ['f32', 'bf16'] as PeerType[]) {
       const what = { precision, design: MAIN, route: null, batch: 1, length: PROMPT };
       jobs.push(torchJob(peer, { ...what, measure: 'prefill', route: 'exact' }));
@@ -103,7 +103,7 @@ const record: CampaignRecord = resumed ?? {
     flags['torch-script'] === undefined ? '' : ' --python PYTHON --torch-script SCRIPT'
   }${flags['llama-script'] === undefined ? '' : ' --llama-script SCRIPT --gguf-script SCRIPT'}`,
   date: new Date().toISOString(),
-  machine: { ...describeMachine(), threads },
+  machine: { ...describeMachine(), ...device },
   steps: STEPS,
   ceilings: { gflops: [], gbytes: [] },
   results: [],

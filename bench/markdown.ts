@@ -8,8 +8,9 @@ export function table(header: string[], rows: string[][]): string[] {
 }
 
 export function machineLine(machine: Record<string, unknown>): string {
+  const isa = machine['isa'] === undefined ? '' : `${machine['isa']}, `;
   return (
-    `${machine['cpu']}, ${machine['threads']} threads, Node ${machine['node']}, ` +
+    `${machine['cpu']}, ${isa}${machine['threads']} threads, Node ${machine['node']}, ` +
     `commit \`${String(machine['commit']).slice(0, 12)}\``
   );
 }

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 
 import { describeMachine } from '../lib/cli/version.js';
 import { openRecord, parseFlags } from './flags.js';
-import { deviceThreads } from './jobs.js';
+import { describeDevice } from './jobs.js';
 import { run } from './processes.js';
 import type { OperationsRecord, OperationTimes } from './record.js';
 
@@ -20,7 +20,7 @@ const record: OperationsRecord = {
   campaign: 'operations',
   command: `npm run bench:operations${flags.only === undefined ? '' : ` -- --only '${flags.only}'`}`,
   date: new Date().toISOString(),
-  machine: { ...describeMachine(), threads: await deviceThreads() },
+  machine: { ...describeMachine(), ...(await describeDevice()) },
   operations: lines.map((line) => JSON.parse(line) as OperationTimes),
 };
 const text = JSON.stringify(record, null, 1);

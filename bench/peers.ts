@@ -58,7 +58,9 @@ export async function prepareLlama(peer: LlamaPeer, design: string): Promise<Rec
   }
   const python = join(folder, 'python');
   if (!existsSync(python)) {
-    await run(peer.python, ['-m', 'pip', 'install', '--quiet', '--no-deps', '--target', python, 'gguf']);
+    // PyTorch and NumPy are the caller's own; of what else gguf names it uses these.
+    const packages = ['gguf', 'pyyaml', 'tqdm'];
+    await run(peer.python, ['-m', 'pip', 'install', '--quiet', '--no-deps', '--target', python, ...packages]);
   }
   copyFileSync(peer.script, join(folder, basename(peer.script)));
   const file = (type: PeerType) => join(folder, `${design}-${type}.gguf`);

@@ -20,13 +20,14 @@
 namespace duokv::cpu {
 
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
-// `a` holds the rows packed, or is null where the chunk packs them itself, block by block.
+// `a` holds the rows packed, or is null where the chunk packs them itself, block by block. `next` are the
+// `next_bytes` of B that this worker will probably read after the chunk.
 struct ProductChunk {
   int64_t row, rows, panel, panels;
   const float* a;
+  const char* next;
+  int64_t next_bytes;
 };
-
-inline constexpr int64_t kTileRows = 6;
 
 }  // namespace duokv::cpu
 #endif
@@ -40,12 +41,17 @@ using DF = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 
-// Vectors across a panel: kTileRows rows of accumulators, one row of B and a broadcast value fill the
-// register file.
-#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-constexpr int kVectors = 4;
+// The register tile: kTileRows rows of kVectors accumulators, one row of B and a broadcast value fill the
+// register file. On AVX-512 a tile is tall: 8 rows read B once, and its block along k, 32 KB, stays in the
+// first-level cache for the next rows.
+// One row reads kJoinedWide FP32 or kJoinedNarrow BF16 panels at once and two rows half of them: that many
+// streams keep the memory busy. kStreams is in how many places a single panel's next block is fetched.
+#if HWY_TARGET <= HWY_AVX3
+constexpr int kVectors = 2, kTileRows = 12, kJoinedWide = 4, kJoinedNarrow = 2, kStreams = 4;
+#elif HWY_ARCH_ARM_A64
+constexpr int kVectors = 4, kTileRows = 6, kJoinedWide = 2, kJoinedNarrow = 2, kStreams = 1;
 #else
-constexpr int kVectors = 2;
+constexpr int kVectors = 2, kTileRows = 6, kJoinedWide = 4, kJoinedNarrow = 4, kStreams = 1;
 #endif
 
 constexpr int64_t width() { return kVectors * static_cast<int64_t>(hn::MaxLanes(DF())); }
@@ -75,15 +81,18 @@ struct NarrowPanel {
   }
 };
 
-// Memory that will be read next: every Every steps of a tile fetch the cache line at `data` and move on by
-// `step` bytes.
+// Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, taking turns between
+// kStreams places that lie `apart` bytes from each other and each move on by `step` bytes.
 struct Ahead {
+  HWY_INLINE void fetch(int64_t line) const {
+    hwy::Prefetch(data + line % kStreams * apart + line / kStreams * step);
+  }
   const char* data;
-  int64_t step;
+  int64_t step, apart;
 };
 
 // sums [R, P panels] = or += a · b, where a is [depth][R].
-template <int R, int P, class Panel, int Every>
+template <int R, int P, class Panel, int Lines>
 HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
                      const typename Panel::Element* HWY_RESTRICT b, int64_t panel_stride,
                      float* HWY_RESTRICT sums, bool add, Ahead ahead) {
@@ -107,12 +116,15 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
       }
     }
   };
+  constexpr int64_t kSteps = std::max(8 / Lines, 1), kTogether = std::max(Lines / 8, 1);
   int64_t i = 0;
-  for (; i + Every <= depth; i += Every) {
+  for (; i + kSteps <= depth; i += kSteps) {
     // Several panels are streams enough to keep the memory busy.
-    if (P == 1) hwy::Prefetch(ahead.data + i / Every * ahead.step);
+    if constexpr (P == 1) {
+      for (int64_t j = 0; j < kTogether; ++j) ahead.fetch(i / kSteps * kTogether + j);
+    }
 #pragma GCC unroll 8
-    for (int64_t j = 0; j < Every; ++j) step(i + j);
+    for (int64_t j = 0; j < kSteps; ++j) step(i + j);
   }
   for (; i < depth; ++i) step(i);
 #pragma GCC unroll 8
@@ -125,26 +137,23 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
   }
 }
 
-template <int P, class Panel, int Every>
+// The tile of `rows` rows, at most R.
+template <int R, int P, class Panel, int Lines>
+HWY_INLINE void tile_up_to(int64_t rows, int64_t depth, const float* a, const typename Panel::Element* b,
+                           int64_t panel_stride, float* sums, bool add, Ahead ahead) {
+  if constexpr (R > 1) {
+    if (rows < R)
+      return tile_up_to<R - 1, P, Panel, Lines>(rows, depth, a, b, panel_stride, sums, add, ahead);
+  }
+  tile<R, P, Panel, Lines>(depth, a, b, panel_stride, sums, add, ahead);
+}
+
+template <int P, class Panel, int Lines>
 HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, const typename Panel::Element* b,
                           int64_t panel_stride, float* sums, bool add, Ahead ahead) {
   // More than one panel only ever meets a row or two.
-  if constexpr (P == 1) {
-    switch (rows) {
-      case 6:
-        return tile<6, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
-      case 5:
-        return tile<5, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
-      case 4:
-        return tile<4, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
-      case 3:
-        return tile<3, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
-    }
-  }
-  if constexpr (P * kVectors <= 4) {
-    if (rows == 2) return tile<2, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
-  }
-  tile<1, P, Panel, Every>(depth, a, b, panel_stride, sums, add, ahead);
+  constexpr int kMost = P == 1 ? kTileRows : P * kVectors <= 4 ? 2 : 1;
+  tile_up_to<kMost, P, Panel, Lines>(rows, depth, a, b, panel_stride, sums, add, ahead);
 }
 
 // Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
@@ -156,13 +165,14 @@ struct RowGroups {
   int64_t rows, count;
 };
 
-template <int P, class Panel, int Every>
+template <int P, class Panel, int Lines>
 void multiply_groups(const RowGroups& groups, int64_t depth, const float* a, const typename Panel::Element* b,
                      int64_t panel_stride, float* sums, bool add, const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t r = groups.begin(g);
-    const Ahead ahead{next + next_bytes * g / groups.count, next_bytes * Every / groups.count / depth};
-    tile_of<P, Panel, Every>(groups.size(g), depth, a + r * depth, b, panel_stride, sums + r * P * width(),
+    const int64_t begin = next_bytes * g / groups.count, end = next_bytes * (g + 1) / groups.count;
+    const Ahead ahead{next + begin, (end - begin) * 8 / (depth * Lines), (end - begin) / kStreams};
+    tile_of<P, Panel, Lines>(groups.size(g), depth, a + r * depth, b, panel_stride, sums + r * P * width(),
                              add, ahead);
   }
 }
@@ -174,13 +184,14 @@ template <int P, class Panel>
 void multiply_block(const RowGroups& groups, int64_t depth, const float* a, const typename Panel::Element* b,
                     int64_t panel_stride, float* sums, bool add, const char* next, int64_t next_bytes) {
   if constexpr (P > 1) {
-    multiply_groups<P, Panel, 1>(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
+    multiply_groups<P, Panel, 8>(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
   } else {
-    const int64_t steps = groups.count * depth * kCacheLine;  // for all lines, times their bytes
-    const auto multiply = steps < 2 * next_bytes   ? &multiply_groups<1, Panel, 1>
-                          : steps < 4 * next_bytes ? &multiply_groups<1, Panel, 2>
-                          : steps < 8 * next_bytes ? &multiply_groups<1, Panel, 4>
-                                                   : &multiply_groups<1, Panel, 8>;
+    const int64_t lines = ceil_div(next_bytes, kCacheLine), steps = groups.count * depth;
+    const auto multiply = steps < lines       ? &multiply_groups<1, Panel, 16>
+                          : steps < 2 * lines ? &multiply_groups<1, Panel, 8>
+                          : steps < 4 * lines ? &multiply_groups<1, Panel, 4>
+                          : steps < 8 * lines ? &multiply_groups<1, Panel, 2>
+                                              : &multiply_groups<1, Panel, 1>;
     multiply(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
   }
 }
@@ -232,8 +243,9 @@ void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, int64_t p
     const int64_t depth = std::min(kPanelDepth, k - i);
     const float* a = chunk.a + i * chunk.rows;
     const char* block = data + (panel * k + i) * row_bytes;
-    const char* next = block + depth * row_bytes;
-    const int64_t next_bytes = std::min(kPanelDepth * row_bytes, end - next);
+    const bool last = block + depth * row_bytes == end;
+    const char* next = last ? chunk.next : block + depth * row_bytes;
+    const int64_t next_bytes = std::min(kPanelDepth * row_bytes, last ? chunk.next_bytes : end - next);
     if (!narrow) {
       multiply_block<P, WidePanel>(groups, depth, a, reinterpret_cast<const float*>(block), k * width(), sums,
                                    i > 0, next, next_bytes);
@@ -252,18 +264,29 @@ void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, int64_t p
          p.c + chunk.row * p.b.n + column);
 }
 
-void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  // One or two rows have too few accumulators to hide the latency of an addition; several panels at once do.
-  constexpr int kJoin1 = 8 / kVectors, kJoin2 = 4 / kVectors;
-  const int64_t end = chunk.panel + chunk.panels;
+// Panels from `panel` on, P at a time as long as the chunk has as many. Returns the first that is left.
+template <int P>
+int64_t multiply_joined(const PanelProduct& p, const ProductChunk& chunk, int64_t panel, float* scratch) {
+  for (; panel + P <= chunk.panel + chunk.panels; panel += P) multiply_panels<P>(p, chunk, panel, scratch);
+  return panel;
+}
+
+template <int Joined>
+void multiply_few_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   int64_t panel = chunk.panel;
-  if (chunk.rows == 1) {
-    for (; panel + kJoin1 <= end; panel += kJoin1) multiply_panels<kJoin1>(p, chunk, panel, scratch);
+  if (chunk.rows == 1) panel = multiply_joined<Joined>(p, chunk, panel, scratch);
+  panel = multiply_joined<Joined / 2>(p, chunk, panel, scratch);
+  multiply_joined<1>(p, chunk, panel, scratch);
+}
+
+void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+  if (chunk.rows > 2) {
+    multiply_joined<1>(p, chunk, chunk.panel, scratch);
+  } else if (p.b.dtype == ops::DType::F32) {
+    multiply_few_rows<kJoinedWide>(p, chunk, scratch);
+  } else {
+    multiply_few_rows<kJoinedNarrow>(p, chunk, scratch);
   }
-  if (chunk.rows <= 2) {
-    for (; panel + kJoin2 <= end; panel += kJoin2) multiply_panels<kJoin2>(p, chunk, panel, scratch);
-  }
-  for (; panel < end; ++panel) multiply_panels<1>(p, chunk, panel, scratch);
 }
 
 // Copies `rows` rows of `count` elements, mostly kUsual, for which a copy is a few moves instead of a call.
@@ -323,11 +346,11 @@ void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int6
       float* to = packed + groups.begin(g) * depth;
       int64_t d = 0;
       if (rows >= 4) {
-        // The first four rows and the last four: what lies in both is written twice.
+        // Four rows at a time, and the last four: what lies in two of them is written twice.
         for (; d + 4 <= depth; d += 4) {
-          transpose_4x4(from + d, a.stride, to + d * rows, rows);
-          if (rows > 4)
-            transpose_4x4(from + (rows - 4) * a.stride + d, a.stride, to + d * rows + rows - 4, rows);
+          for (int64_t r = 0; r + 4 < rows; r += 4)
+            transpose_4x4(from + r * a.stride + d, a.stride, to + d * rows + r, rows);
+          transpose_4x4(from + (rows - 4) * a.stride + d, a.stride, to + d * rows + rows - 4, rows);
         }
       }
       for (; d < depth; ++d) {
@@ -432,6 +455,7 @@ void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int64_t de
 }
 
 int64_t target_width() { return width(); }
+int64_t target_tile_rows() { return kTileRows; }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -445,11 +469,12 @@ namespace {
 HWY_EXPORT(multiply_chunk);
 HWY_EXPORT(pack_block);
 HWY_EXPORT(pack_rows);
+HWY_EXPORT(target_tile_rows);
 HWY_EXPORT(target_width);
 
 constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockColumns = 512;
-constexpr int64_t kChunksOfThread = 8;
+constexpr int64_t kChunksOfThread = 4;
 constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16
 constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A; packing them takes some 5 µs
 constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
@@ -461,7 +486,7 @@ struct Chunks {
   Chunks(int64_t threads, int64_t m, int64_t k, int64_t n)
       : width(panel_width()),
         row_blocks(ceil_div(m, kBlockRows)),
-        block_rows(round_up(ceil_div(m, row_blocks), kTileRows)) {
+        block_rows(round_up(ceil_div(m, row_blocks), HWY_DYNAMIC_DISPATCH(target_tile_rows)())) {
     const int64_t most = kBlockColumns / width;
     const int64_t fewest = std::min(most, ceil_div(kSmallestChunk, k * width));
     panels = std::clamp(ceil_div(n, width) * row_blocks / (kChunksOfThread * threads), fewest, most);
@@ -531,14 +556,30 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   const auto columns_of = [&](const PanelProduct& p) { return ceil_div(panels_of(p), chunks.panels); };
   int64_t columns = 0;
   for (const PanelProduct& p : products) columns += columns_of(p);
-  device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {
-    const int64_t row = index % chunks.row_blocks * chunks.block_rows;
-    int64_t column = index / chunks.row_blocks;
+  struct Place {
+    const PanelProduct* product;
+    int64_t panel, panels;
+    const char* data() const {
+      const int64_t element = product->b.dtype == ops::DType::BF16 ? 2 : 4;
+      return static_cast<const char*>(product->b.data) + panel * product->b.k * panel_width() * element;
+    }
+  };
+  const auto place = [&](int64_t column) {
     const PanelProduct* p = products.data();
     for (; column >= columns_of(*p); ++p) column -= columns_of(*p);
     const int64_t begin = panels_of(*p) * column / columns_of(*p);
-    const int64_t end = panels_of(*p) * (column + 1) / columns_of(*p);
-    const ProductChunk chunk{row, rows_at(row), begin, end - begin, packed ? packed + row * k : nullptr};
+    return Place{p, begin, panels_of(*p) * (column + 1) / columns_of(*p) - begin};
+  };
+  const int64_t block_bytes =
+      std::min(k, kPanelDepth) * chunks.width * (first.b.dtype == ops::DType::BF16 ? 2 : 4);
+  device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {
+    const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
+    const auto [p, begin, count] = place(column);
+    ProductChunk chunk{row, rows_at(row), begin, count, packed ? packed + row * k : nullptr, nullptr, 0};
+    // Threads take turns, as chunks are alike.
+    const int64_t next = column + device.pool.threads();
+    if (chunks.row_blocks == 1 && next < columns)
+      chunk.next = place(next).data(), chunk.next_bytes = block_bytes;
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
     HWY_DYNAMIC_DISPATCH(multiply_chunk)(*p, chunk, memory);
   });

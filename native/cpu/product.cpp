@@ -12,8 +12,9 @@
 namespace duokv::cpu {
 namespace {
 
-// Products of up to this many rows are bound by reading B, which panels do best.
-constexpr int64_t kMemoryBoundRows = 24;
+// Up to this many rows panels win: reading B takes long, and oneDNN arranges B anew in every product, which
+// with 64 rows takes as long as its BF16 instructions save.
+constexpr int64_t kPanelRows = 64;
 
 int64_t align(int64_t bytes) { return round_up(bytes, 64); }
 
@@ -52,7 +53,7 @@ void multiply_onednn(ops::Device& device, const Product& p, void* workspace) {
 }  // namespace
 
 ProductKernel choose_kernel(ops::ProductMode mode, int64_t m) {
-  const bool onednn = mode == ops::ProductMode::BF16 && m > kMemoryBoundRows && onednn_has_native_bf16();
+  const bool onednn = mode == ops::ProductMode::BF16 && m > kPanelRows && onednn_has_native_bf16();
   return onednn ? ProductKernel::OneDnn : ProductKernel::Panels;
 }
 
