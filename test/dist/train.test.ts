@@ -85,11 +85,16 @@ const suite = () => {
   }
 
   it('saves where it is when it is told to stop', async () => {
-    const { child, outcome } = train(2, ...recipe, '--out', run('stopped'));
+    // mpirun sends its ranks a signal after this many seconds, and kills them after as many again; until then they
+    // must have something to do.
+    const long = ['--updates', '20000', '--epochs', '500', '--out', run('stopped')];
+    const { child, outcome } = startRanks(2, [MAIN, 'train', ...recipe, ...long], {
+      OMPI_MCA_odls_base_sigkill_timeout: '3',
+    });
     await waitForUpdates(run('stopped'), 10, child);
     child.kill('SIGINT');
     const { stdout } = await outcome;
-    const [, update] = /Stopped after (\d+) of 256 updates/.exec(stdout) as unknown as [string, string];
+    const [, update] = /Stopped after (\d+) of 20,?000 updates/.exec(stdout) as unknown as [string, string];
     const recorded = await updates(run('stopped'));
     assert.equal(recorded.at(-1)?.update, Number(update));
     const state = JSON.parse(
