@@ -3,6 +3,7 @@ import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
+import { RecordFile } from '../lib/cli/record-file.js';
 import { checkReplaceable, replaceFile } from '../lib/replace-file.js';
 
 describe('replacing a file', () => {
@@ -46,5 +47,16 @@ describe('replacing a file', () => {
     await assert.rejects(checkReplaceable('/dev/null'), /not a regular file/);
     await assert.rejects(checkReplaceable(join(directory, 'none', 'new')), { code: 'ENOENT' });
     await assert.rejects(checkReplaceable(join(path, 'new')), { code: 'ENOTDIR' });
+  });
+
+  it('says of a record what is left where it cannot be written', async () => {
+    const folder = join(directory, 'records');
+    const fresh = await RecordFile.open(join(folder, 'record.json'));
+    await rm(folder, { recursive: true });
+    await assert.rejects(fresh.keep('{}'), /record\.json: ENOENT.*; nothing was kept$/);
+    const older = await RecordFile.open(join(folder, 'record.json'));
+    await older.keep('{}');
+    await rm(folder, { recursive: true });
+    await assert.rejects(older.keep('{}'), /record\.json: ENOENT.*; it holds what was kept before$/);
   });
 });

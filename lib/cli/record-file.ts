@@ -1,3 +1,4 @@
+import { existsSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { dirname } from 'node:path';
 
@@ -7,9 +8,11 @@ import { UsageError } from './run.js';
 /** Where a campaign keeps its record: the file holds the last record that was written whole. */
 export class RecordFile {
   readonly #path: string;
+  #exists: boolean;
 
   private constructor(path: string) {
     this.#path = path;
+    this.#exists = existsSync(path);
   }
 
   /** Errors: `UsageError` where no record can be written, found before anything is measured for it. */
@@ -26,9 +29,11 @@ export class RecordFile {
   async keep(text: string): Promise<void> {
     try {
       await replaceFile(this.#path, (file) => file.writeFile(`${text}\n`));
+      this.#exists = true;
     } catch (error) {
       const { code, message } = error as NodeJS.ErrnoException;
-      const lost = new Error(`${this.#path}: ${message}; it holds what was kept before`, { cause: error });
+      const left = this.#exists ? 'it holds what was kept before' : 'nothing was kept';
+      const lost = new Error(`${this.#path}: ${message}; ${left}`, { cause: error });
       throw Object.assign(lost, { code });
     }
   }

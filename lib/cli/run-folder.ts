@@ -39,7 +39,11 @@ const exists = (path: string): Promise<boolean> =>
 /** A checkpoint directory as it is, or the checkpoint of a training run's folder. Errors: `ERR_CHECKPOINT`. */
 export async function findCheckpoint(path: string): Promise<string> {
   if (!(await exists(path))) throw new DuokvError('ERR_CHECKPOINT', `${path}: does not exist`);
-  return (await exists(join(path, RUN_FILE))) ? join(path, CHECKPOINT) : path;
+  const checkpoint = (await exists(join(path, RUN_FILE))) ? join(path, CHECKPOINT) : path;
+  if (!(await exists(join(checkpoint, 'config.json')))) {
+    throw new DuokvError('ERR_CHECKPOINT', `${checkpoint}: is no checkpoint, it has no config.json`);
+  }
+  return checkpoint;
 }
 
 /**
@@ -64,8 +68,13 @@ export class RunFolder<Settings extends object> {
     this.#writes = writes;
   }
 
-  /** Errors: `ERR_ARGUMENT` where the folder already has a run. */
+  /** Errors: `ERR_ARGUMENT` where the folder already has a run, or is no folder. */
   static async check(path: string): Promise<void> {
+    const isFolder = await stat(path).then(
+      (status) => status.isDirectory(),
+      (error: NodeJS.ErrnoException) => error.code !== 'ENOTDIR',
+    );
+    if (!isFolder) throw new DuokvError('ERR_ARGUMENT', `--out ${path}: is not a folder, nor can be one`);
     if (await exists(join(path, RUN_FILE))) {
       throw new DuokvError(
         'ERR_ARGUMENT',

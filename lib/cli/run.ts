@@ -87,8 +87,9 @@ export function defineAction<Options extends object, Arguments extends unknown[]
 export async function runProgram(program: Command, argv: readonly string[]): Promise<void> {
   // A reader that has seen enough (`duokv inspect … | head`) is no error.
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EPIPE') throw error;
-    process.exit();
+    if (error.code === 'EPIPE') process.exit();
+    reportError(Object.assign(new Error(`stdout: ${error.message}`), { code: error.code }));
+    process.exit(FAILURE);
   });
   const family = (command: Command): Command[] => [command, ...command.commands.flatMap(family)];
   for (const command of family(program)) {

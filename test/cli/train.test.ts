@@ -226,6 +226,12 @@ describe('duokv train', () => {
       1,
       /ERR_ARGUMENT: .*already holds a training run/,
     );
+    const file = join(text, 'file');
+    await writeFile(file, '');
+    for (const path of [file, join(file, 'run')]) {
+      await duokvFails(['train', text, ...preset, '--out', path], 1, /ERR_ARGUMENT: --out .*is not a folder/);
+    }
+    await rm(file);
     await duokvFails(
       ['train', join(directory, 'absent'), ...preset, '--out', out],
       1,
@@ -395,7 +401,13 @@ describe('duokv train', () => {
         1,
         /ERR_CHECKPOINT: .*does not exist/,
       );
-      await duokvFails(['score', text, text], 1, /ERR_DATA: .*tokenizer\.json/);
+      for (const command of [
+        ['score', text, text],
+        ['inspect', text],
+        ['generate', text, '--prompt', 'a'],
+      ]) {
+        await duokvFails(command, 1, /ERR_CHECKPOINT: .*is no checkpoint, it has no config\.json/);
+      }
     });
   });
 });

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { closeSync, openSync } from 'node:fs';
 
-import { duokv, duokvFails, duokvJson } from './command.js';
+import { duokv, duokvFails, duokvJson, MAIN } from './command.js';
 
 const COMMANDS = ['doctor', 'inspect', 'train', 'generate', 'score', 'qualify', 'bench'];
 
@@ -38,6 +40,17 @@ describe('duokv', () => {
     await duokvFails(['score', 'a', 'b', '--precision', 'fp8'], 2, /'fp8' is invalid.*fp32, fp32-tf32x3/);
     const { code } = await duokv([]);
     assert.equal(code, 2);
+  });
+
+  it('says in one line that stdout cannot be written', async () => {
+    const full = openSync('/dev/full', 'w');
+    const child = spawnSync(process.execPath, [MAIN, 'inspect', 'local-history-tiny'], {
+      encoding: 'utf8',
+      stdio: ['ignore', full, 'pipe'],
+    });
+    closeSync(full);
+    assert.match(child.stderr, /^duokv: stdout: ENOSPC: .*\n$/);
+    assert.equal(child.status, 1);
   });
 
   it('doctor describes the machine and the backend', async () => {
