@@ -76,32 +76,34 @@ export async function cacheSection(): Promise<string[]> {
 }
 
 /** The section of one record, made on a CPU with `isa`. */
-export const operationsSection =
-  (isa: string) =>
-  async (record: OperationsRecord, link: string): Promise<string[]> => {
-    const shares = record.operations.map(({ operation, mode, share }) => ({ label: operation, mode, share }));
-    return [
-      `## Operations with ${isa}`,
-      '',
-      `Record ${link}, ${record.date.slice(0, 10)}: ${machineLine(record.machine)}. Made by \`${record.command}\`. The share is ` +
-        "the roofline's time over the median: FP32 multiply-adds from registers and reading memory, sampled between the calls.",
-      '',
-      await draw(
-        `roofline-${isa.toLowerCase()}`,
-        `Share of the FP32 roofline, ${isa}`,
-        bars(shares, 'share of the roofline'),
-      ),
-      '',
-      ...table(
-        ['operation', 'mode', 'median', 'GFLOP/s', 'GB/s', 'share'],
-        record.operations.map(({ operation, mode, ms, gflops, gbytes, share }) => [
-          operation,
-          mode,
-          time(median(ms)),
-          gflops > 0 ? gflops.toFixed(1) : '–',
-          gbytes > 0 ? gbytes.toFixed(1) : '–',
-          `${(100 * share).toFixed(0)} %`,
-        ]),
-      ),
-    ];
-  };
+export async function operationsSection(
+  record: OperationsRecord,
+  link: string,
+  isa: string,
+): Promise<string[]> {
+  const shares = record.operations.map(({ operation, mode, share }) => ({ label: operation, mode, share }));
+  return [
+    `## Operations with ${isa}`,
+    '',
+    `Record ${link}, ${record.date.slice(0, 10)}: ${machineLine(record.machine)}. Made by \`${record.command}\`. The share is ` +
+      "the roofline's time over the median: FP32 multiply-adds from registers and reading memory, sampled between the calls.",
+    '',
+    await draw(
+      `roofline-${isa.toLowerCase()}`,
+      `Share of the FP32 roofline, ${isa}`,
+      bars(shares, 'share of the roofline'),
+    ),
+    '',
+    ...table(
+      ['operation', 'mode', 'median', 'GFLOP/s', 'GB/s', 'share'],
+      record.operations.map(({ operation, mode, ms, gflops, gbytes, share }) => [
+        operation,
+        mode,
+        time(median(ms)),
+        gflops > 0 ? gflops.toFixed(1) : '–',
+        gbytes > 0 ? gbytes.toFixed(1) : '–',
+        `${(100 * share).toFixed(0)} %`,
+      ]),
+    ),
+  ];
+}

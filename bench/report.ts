@@ -26,12 +26,20 @@ async function section<Record>(
 
 mkdirSync(plotFolder, { recursive: true });
 const sections = [
-  ...(await section<CampaignRecord>('targets.json', targetsSection('AVX-512'))),
-  ...(await section<CampaignRecord>('targets-avx2.json', targetsSection('AVX2'))),
+  ...(await section<CampaignRecord>('targets.json', (record, link) =>
+    targetsSection(record, link, 'AVX-512'),
+  )),
+  ...(await section<CampaignRecord>('targets-avx2.json', (record, link) =>
+    targetsSection(record, link, 'AVX2'),
+  )),
   ...(await section<LatencyRecord>('latency.json', latencySection)),
   ...(await cacheSection()),
-  ...(await section<OperationsRecord>('operations.json', operationsSection('AVX-512'))),
-  ...(await section<OperationsRecord>('operations-avx2.json', operationsSection('AVX2'))),
+  ...(await section<OperationsRecord>('operations.json', (record, link) =>
+    operationsSection(record, link, 'AVX-512'),
+  )),
+  ...(await section<OperationsRecord>('operations-avx2.json', (record, link) =>
+    operationsSection(record, link, 'AVX2'),
+  )),
   ...gpuSections(),
 ];
 

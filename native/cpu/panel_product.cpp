@@ -559,10 +559,6 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   struct Place {
     const PanelProduct* product;
     int64_t panel, panels;
-    const char* data() const {
-      const int64_t element = product->b.dtype == ops::DType::BF16 ? 2 : 4;
-      return static_cast<const char*>(product->b.data) + panel * product->b.k * panel_width() * element;
-    }
   };
   const auto place = [&](int64_t column) {
     const PanelProduct* p = products.data();
@@ -570,16 +566,18 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     const int64_t begin = panels_of(*p) * column / columns_of(*p);
     return Place{p, begin, panels_of(*p) * (column + 1) / columns_of(*p) - begin};
   };
-  const int64_t block_bytes =
-      std::min(k, kPanelDepth) * chunks.width * (first.b.dtype == ops::DType::BF16 ? 2 : 4);
+  const int64_t row_bytes = chunks.width * (first.b.dtype == ops::DType::BF16 ? 2 : 4);
   device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {
     const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
     const auto [p, begin, count] = place(column);
     ProductChunk chunk{row, rows_at(row), begin, count, packed ? packed + row * k : nullptr, nullptr, 0};
     // Threads take turns, as chunks are alike.
     const int64_t next = column + device.pool.threads();
-    if (chunks.row_blocks == 1 && next < columns)
-      chunk.next = place(next).data(), chunk.next_bytes = block_bytes;
+    if (chunks.row_blocks == 1 && next < columns) {
+      const Place then = place(next);
+      chunk.next = static_cast<const char*>(then.product->b.data) + then.panel * k * row_bytes;
+      chunk.next_bytes = std::min(k, kPanelDepth) * row_bytes;
+    }
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
     HWY_DYNAMIC_DISPATCH(multiply_chunk)(*p, chunk, memory);
   });

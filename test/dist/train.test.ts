@@ -94,7 +94,7 @@ const suite = () => {
     await waitForUpdates(run('stopped'), 10, child);
     child.kill('SIGINT');
     const { stdout } = await outcome;
-    const [, update] = /Stopped after (\d+) of 20,?000 updates/.exec(stdout) as unknown as [string, string];
+    const [, update] = /Stopped after (\d+) of 20000 updates/.exec(stdout) as unknown as [string, string];
     const recorded = await updates(run('stopped'));
     assert.equal(recorded.at(-1)?.update, Number(update));
     const state = JSON.parse(
