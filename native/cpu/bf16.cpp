@@ -1,5 +1,7 @@
 #include "cpu/bf16.h"
 
+#include <atomic>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/bf16.cpp"
 #include <hwy/foreach_target.h>
@@ -57,6 +59,27 @@ void floats_from_bf16(const uint16_t* bf16, float* x, int64_t n) {
 void round_to_bf16(const float* x, float* rounded, int64_t n) {
   HWY_DYNAMIC_DISPATCH(round_floats)(x, rounded, n);
 }
+
+namespace {
+
+std::atomic<bool> bf16_dot_allowed{true};
+
+bool processor_has_bf16_dot() {
+#if HWY_ARCH_X86_64
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+bool has_bf16_dot() {
+  static const bool has = processor_has_bf16_dot();
+  return has && (hwy::SupportedTargets() & HWY_TARGETS & HWY_AVX3) != 0 && bf16_dot_allowed;
+}
+
+void allow_bf16_dot_for_test(bool allowed) { bf16_dot_allowed = allowed; }
 
 }  // namespace duokv::cpu
 #endif
