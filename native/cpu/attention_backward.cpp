@@ -166,9 +166,9 @@ HWY_INLINE void score_gradients(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, i
 }
 
 // C [rows, padded] += left · right [steps, padded].
-HWY_INLINE void accumulate(int64_t rows, Left left, const float* right, int64_t padded, int64_t steps,
+HWY_INLINE void accumulate(int64_t rows, Left<float> left, const float* right, int64_t padded, int64_t steps,
                            float* c) {
-  multiply<Start::kAdd>(rows, left, Matrix{right, padded}, padded, steps, c, padded);
+  multiply<Start::kAdd>(rows, left, Matrix<float>{right, padded}, padded, steps, c, padded);
 }
 
 // A tile of keys against query block b: adds to the tile's dk, dv and to dq [rows of the block, padded].
@@ -204,8 +204,8 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     float* ds = buffers.ds + r0 * kTile;
     const int64_t begin = columns.begin / width * width, end = std::min(kTile, round_up(columns.end, width));
     const auto scores = [&](const float* rows_of_block, const float* transposed, float* c) HWY_ATTR {
-      multiply<Start::kZero>(count, Left{rows_of_block + r0 * padded, padded, 1},
-                             Panels{transposed + begin * head_dim, head_dim}, end - begin, head_dim,
+      multiply<Start::kZero>(count, Left<float>{rows_of_block + r0 * padded, padded, 1},
+                             Panels<float>{transposed + begin * head_dim, head_dim}, end - begin, head_dim,
                              c + begin, kTile);
     };
     scores(q, buffers.keys_transposed, p);
@@ -226,7 +226,7 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
       last_row[g] = r0 + count;
     }
     const auto add_keys = [&](int64_t r, int64_t rows_added, Span seen) HWY_ATTR {
-      accumulate(rows_added, Left{ds + r * kTile + seen.begin, kTile, 1}, buffers.keys + seen.begin * padded,
+      accumulate(rows_added, Left<float>{ds + r * kTile + seen.begin, kTile, 1}, buffers.keys + seen.begin * padded,
                  padded, seen.size(), dq + (r0 + r) * padded);
     };
     if (buffers.finite) {
@@ -243,9 +243,9 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     const int64_t key = g * kBlockRows, first = first_row[g], steps = last_row[g] - first;
     if (steps <= 0) continue;
     const auto add_rows = [&](int64_t k, int64_t keys_added, int64_t r, int64_t rows_added) HWY_ATTR {
-      accumulate(keys_added, Left{buffers.p + r * kTile + k, 1, kTile}, dout + r * padded, padded, rows_added,
+      accumulate(keys_added, Left<float>{buffers.p + r * kTile + k, 1, kTile}, dout + r * padded, padded, rows_added,
                  buffers.dv + k * padded);
-      accumulate(keys_added, Left{buffers.ds + r * kTile + k, 1, kTile}, q + r * padded, padded, rows_added,
+      accumulate(keys_added, Left<float>{buffers.ds + r * kTile + k, 1, kTile}, q + r * padded, padded, rows_added,
                  buffers.dk + k * padded);
     };
     if (plan.finite(unit.row, unit.head, b)) {

@@ -25,8 +25,8 @@ constexpr int64_t kTile = 256;
 // Rows of a work unit: enough that a tile, read from the second-level cache, serves many rows.
 constexpr int64_t kUnitRows = 96;
 
-// Rows whose scores exist at a time.
-constexpr int64_t kScoreRows = 6;
+// Rows whose scores exist at a time: those of the largest register block.
+constexpr int64_t kScoreRows = 12;
 
 Span tile_span(int64_t tile) {
   return {static_cast<int32_t>(tile * kTile), static_cast<int32_t>((tile + 1) * kTile)};
@@ -36,26 +36,31 @@ Span tile_span(int64_t tile) {
 struct PackedRow {
   Span needed;  // what the row's queries see
   int64_t first_tile = 0, tiles = 0;
-  float* data = nullptr;      // [kv_heads, tiles] of keys and values
+  float* data = nullptr;      // [kv_heads, tiles] of keys and values, FP32 or pairs of BF16
   uint8_t* finite = nullptr;  // [kv_heads, tiles] whether all values are
 };
 
 struct PackedBanks {
   const AttentionCall& call;
+  int64_t step_values;          // of a step of a product: 1, or 2 where it is of BF16 pairs
   std::vector<PackedRow> rows;  // [bank_count, batch]
 
   const PackedRow& row(int32_t bank, int64_t r) const {
     return rows[static_cast<size_t>(bank * call.args.batch + r)];
   }
-  int64_t key_floats() const { return kTile * call.args.head_dim; }
-  int64_t tile_floats() const { return key_floats() + kTile * call.padded; }
-  // Keys, transposed: panels [head_dim, panel_width]. Values: panels [kTile, panel_width], the last one
-  // narrower.
-  float* keys(const PackedRow& r, int64_t head, int64_t tile) const {
-    return r.data + (head * r.tiles + tile - r.first_tile) * tile_floats();
+  // The steps of a product with keys, and of one with a tile's values.
+  int64_t key_steps() const { return ceil_div(call.args.head_dim, step_values); }
+  int64_t value_steps() const { return kTile / step_values; }
+  int64_t tile_words() const { return kTile * key_steps() + value_steps() * call.padded; }
+  // Keys, transposed: panels [key_steps, panel_width]. Values: panels [value_steps, panel_width], the last
+  // one narrower.
+  template <class T>
+  T* keys(const PackedRow& r, int64_t head, int64_t tile) const {
+    return reinterpret_cast<T*>(r.data) + (head * r.tiles + tile - r.first_tile) * tile_words();
   }
-  float* values(const PackedRow& r, int64_t head, int64_t tile) const {
-    return keys(r, head, tile) + key_floats();
+  template <class T>
+  T* values(const PackedRow& r, int64_t head, int64_t tile) const {
+    return keys<T>(r, head, tile) + kTile * key_steps();
   }
   uint8_t& finite(const PackedRow& r, int64_t head, int64_t tile) const {
     return r.finite[head * r.tiles + tile - r.first_tile];
@@ -88,7 +93,7 @@ struct UnitMemory {
       pointer = memory ? reinterpret_cast<T*>(memory + bytes) : nullptr;
       bytes += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
     };
-    carve(queries, rows * call.args.head_dim);
+    carve(queries, rows * call.padded);
     carve(scores, kScoreRows * kTile);
     for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
       carve(parts[bank].spans, rows);
@@ -97,8 +102,8 @@ struct UnitMemory {
     }
   }
 
-  float* queries;  // [rows, head_dim]
-  float* scores;   // [kScoreRows, kTile]
+  float* queries;  // [rows, padded]; pairs take the first half of a row
+  float* scores;   // [kScoreRows, kTile]; likewise the weights made of them
   UnitPart parts[2];
   int64_t bytes = 0;
 };
@@ -113,7 +118,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // scratch: kTile · padded floats.
-void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) {
+template <class T>
+void pack_tile_as(const PackedBanks& packed, const PackUnit& unit, float* scratch) {
   const AttentionCall& call = packed.call;
   const ops::Bank& bank = call.args.banks[unit.bank];
   const PackedRow& row = packed.row(unit.bank, unit.row);
@@ -125,36 +131,81 @@ void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) 
   const Span span = {static_cast<int32_t>(origin + begin), static_cast<int32_t>(origin + end)};
 
   copy_entries(Entries(bank, unit.row, unit.head, false), span, head_dim, padded, call.bf16, scratch);
-  pack_transposed(scratch, end - begin, head_dim, padded,
-                  packed.keys(row, unit.head, unit.tile) + begin * head_dim);
+  pack_transposed(pair_columns<T>(scratch, end - begin, padded, padded), end - begin, packed.key_steps(),
+                  padded, packed.keys<T>(row, unit.head, unit.tile) + begin * packed.key_steps());
 
   copy_entries(Entries(bank, unit.row, unit.head, true), span, head_dim, padded, call.bf16, scratch);
-  const F f;
-  float* values = packed.values(row, unit.head, unit.tile);
+  T* values = packed.values<T>(row, unit.head, unit.tile);
   for (int64_t column = 0; column < padded; column += width) {
     const int64_t w = std::min(width, padded - column);
-    float* dst = values + column * kTile + begin * w;
-    for (int64_t key = 0; key < end - begin; ++key, dst += w) {
-      for (int64_t i = 0; i < w; i += lane_count())
-        hn::StoreU(hn::LoadU(f, scratch + key * padded + column + i), f, dst + i);
-    }
+    pair_rows(scratch + column, end - begin, w, padded,
+              values + column * packed.value_steps() + begin / kStepValues<T> * w, w);
   }
   packed.finite(row, unit.head, unit.tile) = all_finite(scratch, (end - begin) * padded);
 }
 
+void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) {
+  with_operands(packed.step_values == 2,
+                [&]<class T>(T) HWY_ATTR { pack_tile_as<T>(packed, unit, scratch); });
+}
+
+// Values of a block's rows, up to a multiple of every vector length.
+constexpr int64_t kRowLanes = round_up(kScoreRows, 16);
+
+// Turns a block's raw products [rows, kTile] into weights exp(scale · product + bias - max) in the vectors
+// that cover `columns`, zero outside of the row's own ones, and moves `running` on. factors[row] is what the
+// row's sums so far have to be multiplied with.
+template <bool kRound>
+void softmax_block(float scale, int64_t rows, Span columns, const Span* own, const float* biases,
+                   float* HWY_RESTRICT scores, Running* HWY_RESTRICT running, float* HWY_RESTRICT factors) {
+  const F f;
+  const int64_t lanes = lane_count();
+  const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
+  const V scales = hn::Set(f, scale), minus_infinity = hn::Set(f, kMinusInfinity), zero = hn::Zero(f);
+  float shifts[kScoreRows];
+  for (int64_t r = 0; r < rows; ++r) {
+    const V bias = hn::Set(f, biases[r]);
+    const float* row = scores + r * kTile;
+    V largest = minus_infinity;
+    for_columns(begin, end, own[r].begin, own[r].end, [&](int64_t c, auto keep) HWY_ATTR {
+      largest = hn::Max(largest, keep(hn::MulAdd(hn::LoadU(f, row + c), scales, bias), minus_infinity));
+    });
+    const float max = std::max(running[r].max, hn::GetLane(hn::MaxOfLanes(f, largest)));
+    // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
+    shifts[r] = max == kMinusInfinity ? 0.0f : max;
+    factors[r] = running[r].max - shifts[r];
+    running[r].max = max;
+  }
+  for (int64_t r = 0; r < kRowLanes; r += lanes)
+    hn::StoreU(exp_of_score(hn::LoadU(f, factors + r)), f, factors + r);
+  for (int64_t r = 0; r < rows; ++r) {
+    const V bias = hn::Set(f, biases[r]), shift = hn::Set(f, shifts[r]);
+    float* row = scores + r * kTile;
+    V sum = zero;
+    for_columns(begin, end, own[r].begin, own[r].end, [&](int64_t c, auto keep) HWY_ATTR {
+      V p = keep(exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, row + c), scales, bias), shift)), zero);
+      sum = hn::Add(sum, p);
+      if constexpr (kRound) p = round_to_bf16(f, p);
+      hn::StoreU(p, f, row + c);
+    });
+    running[r].sum = running[r].sum * factors[r] + hn::GetLane(hn::SumOfLanes(f, sum));
+  }
+}
+
 // One tile of keys against all rows of a unit.
+template <class T>
 void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank, int64_t tile,
                  const UnitMemory& memory) {
-  static_assert(kScoreRows == kBlockRows);
+  static_assert(kBlockRows <= kScoreRows);
   const UnitPart& part = memory.parts[bank];
-  const float* queries = memory.queries;
+  const T* queries = reinterpret_cast<const T*>(memory.queries);
   float* scores = memory.scores;
   const AttentionCall& call = packed.call;
   const PackedRow& packed_row = packed.row(bank, unit.row);
-  const float* keys = packed.keys(packed_row, unit.head, tile);
-  const float* values = packed.values(packed_row, unit.head, tile);
+  const T* keys = packed.keys<T>(packed_row, unit.head, tile);
+  const Panels<T> values{packed.values<T>(packed_row, unit.head, tile), packed.value_steps()};
   const bool finite = packed.finite(packed_row, unit.head, tile);
-  const int64_t head_dim = call.args.head_dim, padded = call.padded, width = panel_width();
+  const int64_t padded = call.padded, width = panel_width(), key_steps = packed.key_steps();
   const int64_t origin = tile * kTile, rows = (unit.end - unit.begin) * call.group;
 
   for (int64_t r0 = 0; r0 < rows; r0 += kBlockRows) {
@@ -173,40 +224,46 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
     if (columns.empty()) continue;
 
     const int64_t begin = columns.begin / width * width, end = round_up(columns.end, width);
-    multiply<Start::kZero>(count, Left{queries + r0 * head_dim, head_dim, 1},
-                           Panels{keys + begin * head_dim, head_dim}, end - begin, head_dim, scores + begin,
-                           kTile);
-    float factors[kBlockRows];
-    for (int64_t r = 0; r < count; ++r) {
-      const float bias = call.bias(bank, unit.row, unit.begin + (r0 + r) / call.group);
-      factors[r] = softmax_columns(call.bf16, scores + r * kTile, columns.begin, columns.end, own[r].begin,
-                                   own[r].end, call.args.scale, bias, part.running[r0 + r]);
-    }
-    const auto add_values = [&](int64_t r, int64_t rows_added, Span weights) HWY_ATTR {
-      multiply<Start::kScale>(rows_added, Left{scores + r * kTile + weights.begin, kTile, 1},
-                              Panels{values, kTile, weights.begin}, padded, weights.size(),
-                              part.sums + (r0 + r) * padded, padded, factors + r);
-    };
+    multiply<Start::kZero>(count, Left<T>{queries + r0 * padded, padded, 1},
+                           Panels<T>{keys + begin * key_steps, key_steps}, end - begin, key_steps,
+                           scores + begin, kTile);
+    float biases[kBlockRows], factors[kRowLanes] = {};
+    for (int64_t r = 0; r < count; ++r)
+      biases[r] = call.bias(bank, unit.row, unit.begin + (r0 + r) / call.group);
+    const auto softmax = call.bf16 && kStepValues<T> == 1 ? &softmax_block<true> : &softmax_block<false>;
+    softmax(call.args.scale, count, columns, own, biases, scores, part.running + r0, factors);
+    const T* weights = pair_columns<T>(scores, count, end, kTile);
+    // Pairs are of absolute positions; a partner that is not seen has no weight.
+    const int64_t first = columns.begin / kStepValues<T>, last = ceil_div(columns.end, kStepValues<T>);
+    same = same && columns.begin % kStepValues<T> == 0 && columns.end % kStepValues<T> == 0;
+    float* sums = part.sums + r0 * padded;
     if (finite || same) {
-      add_values(0, count, columns);
+      multiply<Start::kScale>(count, Left<T>{weights + first, kTile, 1}, values.from(first), padded,
+                              last - first, sums, padded, factors);
       continue;
     }
     // 0 · inf is NaN: a row must not meet values it does not see.
     for (int64_t r = 0; r < count; ++r) {
-      if (!own[r].empty()) add_values(r, 1, own[r]);
+      if (own[r].empty()) continue;
+      for (int64_t i = 0; i < padded; ++i) sums[r * padded + i] *= factors[r];
+      multiply_some(Left<T>{weights + r * kTile, kTile, 1}, values, padded, own[r].begin, own[r].end,
+                    sums + r * padded);
     }
   }
 }
 
-void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* scratch) {
+template <class T>
+void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte* scratch) {
   const AttentionCall& call = packed.call;
   const ops::AttentionArgs& args = call.args;
   const int64_t head_dim = args.head_dim, rows = (unit.end - unit.begin) * call.group;
   const UnitMemory memory(call, rows, scratch);
-  for (int64_t t = unit.begin; t < unit.end; ++t) {
-    copy_padded(args.q + call.query_offset(unit.row, t, unit.head), call.group * head_dim,
-                call.group * head_dim, call.bf16, memory.queries + (t - unit.begin) * call.group * head_dim);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t t = unit.begin + r / call.group, head = r % call.group;
+    copy_padded(args.q + call.query_offset(unit.row, t, unit.head) + head * head_dim, head_dim, call.padded,
+                call.bf16, memory.queries + r * call.padded);
   }
+  pair_columns<T>(memory.queries, rows, call.padded, call.padded);
 
   for (int32_t bank = 0; bank < args.bank_count; ++bank) {
     const UnitPart& part = memory.parts[bank];
@@ -219,7 +276,7 @@ void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* sc
     }
     if (all.empty()) continue;
     for (int64_t tile = all.begin / kTile; tile * kTile < all.end; ++tile) {
-      attend_tile(packed, unit, bank, tile, memory);
+      attend_tile<T>(packed, unit, bank, tile, memory);
     }
   }
 
@@ -237,6 +294,13 @@ void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* sc
   }
 }
 
+void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* scratch) {
+  with_operands(packed.step_values == 2,
+                [&]<class T>(T) HWY_ATTR { attend_unit_as<T>(packed, unit, scratch); });
+}
+
+int64_t step_values(const AttentionCall& call) { return multiplies_pairs(call) ? 2 : 1; }
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace duokv::cpu
@@ -245,6 +309,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace duokv::cpu {
 
+HWY_EXPORT(step_values);
 HWY_EXPORT(pack_tile);
 HWY_EXPORT(attend_unit);
 
@@ -252,7 +317,7 @@ void tiled_attention(Device* device, const AttentionCall& call) {
   const ops::AttentionArgs& args = call.args;
   const int64_t positions = std::max<int64_t>(1, kUnitRows / call.group);
 
-  PackedBanks packed{call, {}};
+  PackedBanks packed{call, HWY_DYNAMIC_DISPATCH(step_values)(call), {}};
   int64_t tiles = 0;
   for (int32_t bank = 0; bank < args.bank_count; ++bank) {
     for (int64_t row = 0; row < args.batch; ++row) {
@@ -267,13 +332,13 @@ void tiled_attention(Device* device, const AttentionCall& call) {
     }
   }
   std::vector<uint8_t> finite(static_cast<size_t>(tiles));
-  float* data = device->shared_scratch.take<float>(tiles * packed.tile_floats());
+  float* data = device->shared_scratch.take<float>(tiles * packed.tile_words());
   std::vector<PackUnit> pack_units;
   int64_t offset = 0;
   for (int32_t bank = 0; bank < args.bank_count; ++bank) {
     for (int64_t row = 0; row < args.batch; ++row) {
       PackedRow& r = packed.rows[static_cast<size_t>(bank * args.batch + row)];
-      r.data = data + offset * packed.tile_floats();
+      r.data = data + offset * packed.tile_words();
       r.finite = finite.data() + offset;
       offset += r.tiles * args.kv_heads;
       for (int32_t head = 0; head < args.kv_heads; ++head) {

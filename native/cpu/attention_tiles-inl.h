@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/attention.h"
 #include "cpu/bf16-inl.h"
 #include "cpu/bf16.h"
+#include "cpu/bf16_dot-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
@@ -29,12 +31,14 @@ using F = hn::ScalableTag<float>;
 using I = hn::ScalableTag<int32_t>;
 using V = hn::Vec<F>;
 
-// A register block is kBlockRows × kBlockVectors accumulators: 12 of 16 registers, or 24 of 32.
-inline constexpr int kBlockRows = 6;
-#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM
-inline constexpr int kBlockVectors = 4;
+// A register block is kBlockRows × kBlockVectors accumulators: 12 of 16 registers, or 24 of 32. On AVX-512 it
+// is tall: twice as many rows use a tile while it passes through the first-level cache.
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr int kBlockRows = 12, kBlockVectors = 2;
+#elif HWY_ARCH_ARM
+inline constexpr int kBlockRows = 6, kBlockVectors = 4;
 #else
-inline constexpr int kBlockVectors = 2;
+inline constexpr int kBlockRows = 6, kBlockVectors = 2;
 #endif
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -44,45 +48,89 @@ HWY_INLINE int64_t panel_width() { return kBlockVectors * lane_count(); }
 
 // ---------------------------------------------------------------- products
 
+// A step of a product multiplies one FP32 value of either operand or, where the processor has BF16 dots, a
+// pair of BF16 values: operands are arrays of T = float, or of T = Bf16Pair along whose pairs the product
+// runs. The compiler makes BF16 instructions of their intrinsics alone, so that code for both may allow them.
+using Bf16Pair = uint32_t;
+template <class T>
+inline constexpr int64_t kStepValues = sizeof(T) /
+                                       (std::is_same_v<T, float> ? sizeof(float) : sizeof(uint16_t));
+
+#undef DUOKV_TILE_ATTR
+#ifdef DUOKV_BF16_DOT
+#define DUOKV_TILE_ATTR DUOKV_BF16_DOT_ATTR
+#else
+#define DUOKV_TILE_ATTR HWY_ATTR
+#endif
+
+// Whether a call's products are of BF16 pairs.
+inline bool multiplies_pairs([[maybe_unused]] const AttentionCall& call) {
+#ifdef DUOKV_BF16_DOT
+  return call.bf16 && has_bf16_dot();
+#else
+  return false;
+#endif
+}
+
+// Calls run with a T for the call's products.
+template <class Run>
+HWY_INLINE void with_operands([[maybe_unused]] bool pairs, Run&& run) {
+#ifdef DUOKV_BF16_DOT
+  if (pairs) return run(Bf16Pair{});
+#endif
+  run(float{});
+}
+
+HWY_INLINE V multiply_add(V sums, V a, V b) { return hn::MulAdd(a, b, sums); }
+#ifdef DUOKV_BF16_DOT
+DUOKV_TILE_ATTR HWY_INLINE V multiply_add(V sums, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sums, a, b); }
+#endif
+
 // The left operand: element (row, step) at data[row * row_stride + step * step_stride]. Transposing swaps the
 // strides.
+template <class T>
 struct Left {
-  const float* data;
+  const T* data;
   int64_t row_stride, step_stride;
 };
 
 // A right operand in panels of panel_width columns (fewer in the last), each [depth, its width] without gaps;
 // the product starts at row `first`.
+template <class T>
 struct Panels {
-  const float* data;
+  const T* data;
   int64_t depth, first = 0;
-  HWY_INLINE const float* at(int64_t column, int64_t width) const {
+  HWY_INLINE const T* at(int64_t column, int64_t width) const {
     return data + column * depth + first * width;
   }
   HWY_INLINE int64_t stride(int64_t width) const { return width; }
+  HWY_INLINE Panels from(int64_t step) const { return {data, depth, first + step}; }
 };
 
 // A right operand that is an ordinary matrix.
+template <class T>
 struct Matrix {
-  const float* data;
+  const T* data;
   int64_t row_stride;
-  HWY_INLINE const float* at(int64_t column, int64_t) const { return data + column; }
+  HWY_INLINE const T* at(int64_t column, int64_t) const { return data + column; }
   HWY_INLINE int64_t stride(int64_t) const { return row_stride; }
+  HWY_INLINE Matrix from(int64_t step) const { return {data + step * row_stride, row_stride}; }
 };
 
 // What an accumulator starts from: zero, C, or C times the row's factor.
 enum class Start { kZero, kAdd, kScale };
 
 // C [kRows, kVectors·lanes] = start + Σ over steps of left(row, step) · right[step · right_stride + column]:
-// one chain of fused multiply-adds per element, in the order of the steps.
-template <Start kStart, int kRows, int kVectors>
-HWY_INLINE void multiply_block(Left left, const float* HWY_RESTRICT right, int64_t right_stride,
-                               int64_t steps, float* HWY_RESTRICT c, int64_t c_stride,
-                               const float* HWY_RESTRICT factors) {
+// one chain of multiply-adds per element, in the order of the steps.
+template <Start kStart, int kRows, int kVectors, class T>
+DUOKV_TILE_ATTR HWY_INLINE void multiply_block(Left<T> left, const T* HWY_RESTRICT right,
+                                               int64_t right_stride, int64_t steps, float* HWY_RESTRICT c,
+                                               int64_t c_stride, const float* HWY_RESTRICT factors) {
   const F f;
+  const hn::ScalableTag<T> operands;
   const int64_t lanes = lane_count();
   V sums[kRows][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -94,30 +142,31 @@ HWY_INLINE void multiply_block(Left left, const float* HWY_RESTRICT right, int64
       }
     }
   }
-  const float* HWY_RESTRICT a = left.data;
+  const T* HWY_RESTRICT a = left.data;
   for (int64_t step = 0; step < steps; ++step) {
-    V b[kVectors];
+    hn::Vec<hn::ScalableTag<T>> b[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(f, right + v * lanes);
-#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(operands, right + v * lanes);
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const V x = hn::Set(f, a[r * left.row_stride]);
+      const auto x = hn::Set(operands, a[r * left.row_stride]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(x, b[v], sums[r][v]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(sums[r][v], x, b[v]);
     }
     a += left.step_stride;
     right += right_stride;
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], f, c + r * c_stride + v * lanes);
   }
 }
 
-template <Start kStart, int kRows, class Right>
-HWY_INLINE void multiply_rows(Left left, const Right& right, int64_t columns, int64_t steps, float* c,
-                              int64_t c_stride, const float* factors) {
+template <Start kStart, int kRows, class T, class Right>
+DUOKV_TILE_ATTR HWY_INLINE void multiply_rows(Left<T> left, const Right& right, int64_t columns,
+                                              int64_t steps, float* c, int64_t c_stride,
+                                              const float* factors) {
   const int64_t width = panel_width();
   int64_t column = 0;
   for (; column + width <= columns; column += width) {
@@ -125,7 +174,7 @@ HWY_INLINE void multiply_rows(Left left, const Right& right, int64_t columns, in
                                                  c + column, c_stride, factors);
   }
   const int64_t rest = columns - column;
-  const auto last = [&]<int kVectors>() HWY_ATTR {
+  const auto last = [&]<int kVectors>() DUOKV_TILE_ATTR {
     multiply_block<kStart, kRows, kVectors>(left, right.at(column, rest), right.stride(rest), steps,
                                             c + column, c_stride, factors);
   };
@@ -141,24 +190,58 @@ HWY_INLINE void multiply_rows(Left left, const Right& right, int64_t columns, in
   }
 }
 
-// C [rows, columns] = start + left · right, for up to kBlockRows rows and a multiple of the vector length of
+template <Start kStart, int kRows, class T, class Right>
+DUOKV_TILE_ATTR HWY_INLINE void multiply_up_to(int64_t rows, Left<T> left, const Right& right,
+                                               int64_t columns, int64_t steps, float* c, int64_t c_stride,
+                                               const float* factors) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows)
+      return multiply_up_to<kStart, kRows - 1>(rows, left, right, columns, steps, c, c_stride, factors);
+  }
+  multiply_rows<kStart, kRows>(left, right, columns, steps, c, c_stride, factors);
+}
+
+// C [rows, columns] = start + left · right, for 1 … kBlockRows rows and a multiple of the vector length of
 // columns.
-template <Start kStart, class Right>
-HWY_NOINLINE void multiply(int64_t rows, Left left, Right right, int64_t columns, int64_t steps, float* c,
-                           int64_t c_stride, const float* factors = nullptr) {
-  switch (rows) {
-    case 6:
-      return multiply_rows<kStart, 6>(left, right, columns, steps, c, c_stride, factors);
-    case 5:
-      return multiply_rows<kStart, 5>(left, right, columns, steps, c, c_stride, factors);
-    case 4:
-      return multiply_rows<kStart, 4>(left, right, columns, steps, c, c_stride, factors);
-    case 3:
-      return multiply_rows<kStart, 3>(left, right, columns, steps, c, c_stride, factors);
-    case 2:
-      return multiply_rows<kStart, 2>(left, right, columns, steps, c, c_stride, factors);
-    default:
-      return multiply_rows<kStart, 1>(left, right, columns, steps, c, c_stride, factors);
+template <Start kStart, class T, class Right>
+DUOKV_TILE_ATTR HWY_NOINLINE void multiply(int64_t rows, Left<T> left, Right right, int64_t columns,
+                                           int64_t steps, float* c, int64_t c_stride,
+                                           const float* factors = nullptr) {
+  multiply_up_to<kStart, kBlockRows>(rows, left, right, columns, steps, c, c_stride, factors);
+}
+
+#ifdef DUOKV_BF16_DOT
+// C [columns] += left · the first row of `right`, of whose pairs only the half in `mask` counts.
+template <class Right>
+DUOKV_TILE_ATTR void multiply_half(Bf16Pair left, Right right, int64_t columns, Bf16Pair mask, float* c) {
+  const F f;
+  const hn::ScalableTag<Bf16Pair> pairs;
+  const auto x = hn::Set(pairs, left), half = hn::Set(pairs, mask);
+  for (int64_t column = 0; column < columns; column += lane_count()) {
+    const int64_t panel = column / panel_width() * panel_width();
+    const Bf16Pair* row = right.at(panel, std::min(panel_width(), columns - panel)) + column - panel;
+    hn::StoreU(dot_bf16(hn::LoadU(f, c + column), x, hn::And(hn::LoadU(pairs, row), half)), f, c + column);
+  }
+}
+#endif
+
+// C [columns] += left · right, one row, along values begin … end-1 and no other: neither operand need be
+// finite elsewhere, if only the left one is zero there. The bits are those of `multiply`.
+template <class T, class Right>
+void multiply_some(Left<T> left, Right right, int64_t columns, int64_t begin, int64_t end, float* c) {
+  const auto from = [&](int64_t step) {
+    return Left<T>{left.data + step * left.step_stride, left.row_stride, left.step_stride};
+  };
+  const auto add = [&](int64_t step, int64_t steps) HWY_ATTR {
+    multiply<Start::kAdd>(1, from(step), right.from(step), columns, steps, c, columns);
+  };
+  if constexpr (kStepValues<T> == 1) {
+    add(begin, end - begin);
+  } else {
+    const int64_t first = ceil_div(begin, 2), last = end / 2;
+    if (begin % 2 != 0) multiply_half(*from(begin / 2).data, right.from(begin / 2), columns, 0xFFFF0000u, c);
+    if (first < last) add(first, last - first);
+    if (end % 2 != 0) multiply_half(*from(last).data, right.from(last), columns, 0x0000FFFFu, c);
   }
 }
 
@@ -379,14 +462,59 @@ inline bool all_finite(const float* x, int64_t n) {
   return hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
 }
 
-// Panels of the transpose: src [keys, padded] becomes one [head_dim, panel_width] block for each panel_width
-// keys (fewer in the last), the right operand of a product with queries.
-inline void pack_transposed(const float* src, int64_t keys, int64_t head_dim, int64_t padded, float* dst) {
+// Panels of the transpose: src, of whose rows of `steps` elements one starts every `stride`, becomes one
+// [steps, panel_width] block for each panel_width keys (fewer in the last), the right operand of a product
+// with queries.
+template <class T>
+inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t stride, T* dst) {
   for (int64_t key = 0; key < keys; key += panel_width()) {
     const int64_t width = std::min(panel_width(), keys - key);
-    for (int64_t i = 0; i < head_dim; ++i, dst += width) {
-      for (int64_t k = 0; k < width; ++k) dst[k] = src[(key + k) * padded + i];
+    for (int64_t i = 0; i < steps; ++i, dst += width) {
+      for (int64_t k = 0; k < width; ++k) dst[k] = src[(key + k) * stride + i];
     }
+  }
+}
+
+// Rows [rows, stride] of which the first n values, a multiple of the vector length, become the operand of a
+// product along them, in place: pairs take the first half of their row.
+template <class T>
+DUOKV_TILE_ATTR HWY_NOINLINE T* pair_columns(float* x, [[maybe_unused]] int64_t rows,
+                                             [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t stride) {
+#ifdef DUOKV_BF16_DOT
+  if constexpr (kStepValues<T> == 2) {
+    const F f;
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = x + r * stride;
+      for (int64_t i = 0; i < n; i += lane_count()) {
+        const auto narrow = (__m256i)_mm512_cvtneps_pbh(hn::LoadU(f, row + i).raw);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + i / 2), narrow);
+      }
+    }
+  }
+#endif
+  return reinterpret_cast<T*>(x);
+}
+
+// One vector of the operand of a product along rows: of the row at x or, in pairs, of it and the next one.
+template <class T>
+DUOKV_TILE_ATTR HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_rows(const float* x,
+                                                                 [[maybe_unused]] int64_t stride) {
+  const F f;
+#ifdef DUOKV_BF16_DOT
+  if constexpr (kStepValues<T> == 2) return pair_bf16(hn::LoadU(f, x), hn::LoadU(f, x + stride));
+#endif
+  if constexpr (kStepValues<T> == 1) return hn::LoadU(f, x);
+}
+
+// Copies rows [rows, stride] of n values as the operand of a product along them: dst [rows / kStepValues, n],
+// a row of which starts every dst_stride.
+template <class T>
+DUOKV_TILE_ATTR HWY_NOINLINE void pair_rows(const float* x, int64_t rows, int64_t n, int64_t stride, T* dst,
+                                            int64_t dst_stride) {
+  const hn::ScalableTag<T> operands;
+  for (int64_t r = 0; r < rows; r += kStepValues<T>, dst += dst_stride) {
+    for (int64_t i = 0; i < n; i += lane_count())
+      hn::StoreU(load_rows<T>(x + r * stride + i, stride), operands, dst + i);
   }
 }
 
