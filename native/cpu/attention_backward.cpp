@@ -34,9 +34,11 @@ struct QueryTerms {
   float lse, delta, factor;
 };
 
-// Queries and output gradients of every row and KV head, stacked.
+// Queries and output gradients of every row and KV head, stacked. A block of them is [block_rows, padded]
+// FP32 values or, in as many words, pairs of BF16 values: [block_rows, padded / 2] for products along
+// columns, then [block_rows / 2, padded] for those along rows.
 struct Stacked {
-  float* q;           // [batch, kv_heads, queries · group, padded]
+  float* q;           // [batch, kv_heads, blocks] of blocks
   float* dout;        // the same
   QueryTerms* terms;  // [batch, kv_heads, queries · group]
   uint8_t* finite;    // [batch, kv_heads, blocks] whether all of a block's q and dout are
@@ -63,7 +65,8 @@ struct KeyUnit {
 struct BackwardPlan {
   const AttentionCall& call;
   const ops::AttentionBackwardArgs& args;
-  int64_t block;  // query positions of a block
+  int64_t block;        // query positions of a block
+  int64_t step_values;  // of a step of a product: 1, or 2 where it is of BF16 pairs
   Stacked stacked;
   std::vector<Span> block_spans;                // [bank_count, batch, blocks] what a block sees
   std::vector<std::vector<KeyTile>> key_tiles;  // by row, bank after bank
@@ -72,8 +75,17 @@ struct BackwardPlan {
 
   int64_t blocks() const { return ceil_div(call.args.queries, block); }
   int64_t stack_rows() const { return call.args.queries * call.group; }
+  int64_t block_rows() const { return round_up(block * call.group, 2); }
+  int64_t block_index(int64_t row, int64_t head, int64_t b) const {
+    return (row * call.args.kv_heads + head) * blocks() + b;
+  }
   uint8_t& finite(int64_t row, int64_t head, int64_t b) const {
-    return stacked.finite[(row * call.args.kv_heads + head) * blocks() + b];
+    return stacked.finite[block_index(row, head, b)];
+  }
+  // Block b of q or dout.
+  template <class T>
+  T* stacked_block(float* stack, int64_t row, int64_t head, int64_t b) const {
+    return reinterpret_cast<T*>(stack) + block_index(row, head, b) * block_rows() * call.padded;
   }
   int64_t stack(int64_t row, int64_t head) const { return (row * call.args.kv_heads + head) * stack_rows(); }
   Span block_span(int32_t bank, int64_t row, int64_t b) const {
@@ -94,21 +106,32 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Stacks query block b of one row and KV head and computes its terms.
-void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b) {
+// Where a stacked block has its rows for products along them.
+template <class T>
+int64_t along_rows(const BackwardPlan& plan) {
+  return kStepValues<T> == 1 ? 0 : plan.block_rows() * plan.call.padded / 2;
+}
+
+// Stacks query block b of one row and KV head and computes its terms. scratch: 2 · block_rows · padded
+// floats.
+template <class T>
+void stack_block_as(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b, float* scratch) {
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
   const F f;
   const int64_t head_dim = args.head_dim, padded = call.padded;
-  const int64_t end = std::min(args.queries, (b + 1) * plan.block);
-  for (int64_t t = b * plan.block; t < end; ++t) {
+  const int64_t begin = b * plan.block, end = std::min(args.queries, begin + plan.block);
+  const int64_t rows = (end - begin) * call.group, even_rows = round_up(rows, 2);
+  float* block_q = scratch;
+  float* block_dout = block_q + even_rows * padded;
+  for (int64_t t = begin; t < end; ++t) {
     int64_t seen = 0;
     for (int32_t bank = 0; bank < args.bank_count; ++bank) seen += call.visible(bank, row, t).size();
     for (int64_t h = 0; h < call.group; ++h) {
-      const int64_t r = plan.stack(row, head) + t * call.group + h;
+      const int64_t r = (t - begin) * call.group + h;
       const int64_t offset = call.query_offset(row, t, head) + h * head_dim;
-      float* dout = plan.stacked.dout + r * padded;
-      copy_padded(args.q + offset, head_dim, padded, call.bf16, plan.stacked.q + r * padded);
+      float* dout = block_dout + r * padded;
+      copy_padded(args.q + offset, head_dim, padded, call.bf16, block_q + r * padded);
       copy_padded(plan.args.dout + offset, head_dim, padded, call.bf16, dout);
       // Σ P dP = dO · O, with dO as the product dP sees it.
       V sum = hn::Zero(f);
@@ -125,33 +148,47 @@ void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b)
         const float larger = other > lse ? other : lse, smaller = other > lse ? lse : other;
         lse = smaller == kMinusInfinity ? larger : larger + std::log1p(std::exp(smaller - larger));
       }
-      plan.stacked.terms[r] = {lse, delta, seen == 1 ? 0.0f : 1.0f};
+      plan.stacked.terms[plan.stack(row, head) + begin * call.group + r] = {lse, delta,
+                                                                            seen == 1 ? 0.0f : 1.0f};
     }
   }
-  const int64_t first = (plan.stack(row, head) + b * plan.block * call.group) * padded,
-                floats = (end - b * plan.block) * call.group * padded;
-  plan.finite(row, head, b) =
-      all_finite(plan.stacked.q + first, floats) && all_finite(plan.stacked.dout + first, floats);
+  plan.finite(row, head, b) = all_finite(block_q, rows * padded) && all_finite(block_dout, rows * padded);
+  const auto stack = [&](float* x, T* block) {
+    pair_columns(x, rows, padded, padded, block, padded / kStepValues<T>);
+    if constexpr (kStepValues<T> == 2) {
+      std::fill_n(x + rows * padded, (even_rows - rows) * padded, 0.0f);
+      pair_rows(x, rows, padded, padded, block + along_rows<T>(plan), padded);
+    }
+  };
+  stack(block_q, plan.stacked_block<T>(plan.stacked.q, row, head, b));
+  stack(block_dout, plan.stacked_block<T>(plan.stacked.dout, row, head, b));
 }
 
-// One tile of keys as right operands, and its gradients.
+void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b, float* scratch) {
+  with_operands(plan.step_values == 2,
+                [&]<class T>(T) HWY_ATTR { stack_block_as<T>(plan, row, head, b, scratch); });
+}
+
+// One tile of keys as right operands, its gradients, and the weights and score gradients of a query block.
+template <class T>
 struct TileBuffers {
-  float* keys;               // [kTile, padded]
-  float* keys_transposed;    // panels [head_dim, panel_width]
-  float* values_transposed;  // the same
-  float* dk;                 // [kTile, padded]
-  float* dv;                 // the same
-  float* p;                  // [rows, kTile]
-  float* ds;                 // the same
-  bool finite;               // whether all keys are
+  T* keys;               // [kTile / kStepValues, padded]
+  T* keys_transposed;    // panels [steps along a key, panel_width]
+  T* values_transposed;  // the same
+  float* dk;             // [kTile, padded]
+  float* dv;             // the same
+  T* p;                  // [block_rows / kStepValues, kTile]
+  T* ds;                 // the same
+  float* s;              // [kMostBlockRows, kTile] of a register block, before they are paired
+  float* dp;             // the same
+  bool finite;           // whether all keys are
 };
 
 // A row's P and dS from raw products s and dp, in columns [begin, end) of the tile, zero outside of [first,
 // last).
 template <bool kRound>
-HWY_INLINE void score_gradients(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, int64_t begin, int64_t end,
-                                int64_t first, int64_t last, float scale, float bias,
-                                const QueryTerms& terms) {
+void differentiate_scores(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, int64_t begin, int64_t end,
+                          int64_t first, int64_t last, float scale, float bias, const QueryTerms& terms) {
   const F f;
   const V scales = hn::Set(f, scale), biases = hn::Set(f, bias), lse = hn::Set(f, terms.lse);
   const V delta = hn::Set(f, terms.delta), factor = hn::Set(f, terms.factor), zero = hn::Zero(f);
@@ -166,25 +203,29 @@ HWY_INLINE void score_gradients(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, i
 }
 
 // C [rows, padded] += left · right [steps, padded].
-HWY_INLINE void accumulate(int64_t rows, Left<float> left, const float* right, int64_t padded, int64_t steps,
-                           float* c) {
-  multiply<Start::kAdd>(rows, left, Matrix<float>{right, padded}, padded, steps, c, padded);
+template <class T>
+void accumulate(int64_t rows, Left<T> left, const T* right, int64_t padded, int64_t steps, float* c) {
+  multiply<Start::kAdd>(rows, left, Matrix<T>{right, padded}, padded, steps, c, padded);
 }
 
 // A tile of keys against query block b: adds to the tile's dk, dv and to dq [rows of the block, padded].
+template <class T>
 void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const KeyTile& tile, int64_t b,
-                         const TileBuffers& buffers, float* dq) {
+                         const TileBuffers<T>& buffers, float* dq) {
+  constexpr int64_t kValues = kStepValues<T>;
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
-  const int64_t head_dim = args.head_dim, padded = call.padded, width = panel_width();
+  const int64_t padded = call.padded, width = panel_width(), key_steps = ceil_div(args.head_dim, kValues);
   const int64_t begin_position = b * plan.block,
                 end_position = std::min(args.queries, begin_position + plan.block);
   const int64_t rows = (end_position - begin_position) * call.group;
-  const int64_t stack = plan.stack(unit.row, unit.head) + begin_position * call.group;
-  const float* q = plan.stacked.q + stack * padded;
-  const float* dout = plan.stacked.dout + stack * padded;
-  const QueryTerms* terms = plan.stacked.terms + stack;
+  const T* q = plan.stacked_block<T>(plan.stacked.q, unit.row, unit.head, b);
+  const T* dout = plan.stacked_block<T>(plan.stacked.dout, unit.row, unit.head, b);
+  const QueryTerms* terms =
+      plan.stacked.terms + plan.stack(unit.row, unit.head) + begin_position * call.group;
   const auto origin = static_cast<int32_t>(tile.tile * kTile);
+  const auto score_gradients =
+      call.bf16 && kValues == 1 ? &differentiate_scores<true> : &differentiate_scores<false>;
 
   // The rows that see some of each group of kBlockRows keys.
   int64_t first_row[kTile / kBlockRows], last_row[kTile / kBlockRows];
@@ -200,73 +241,85 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
       own[r] = s.empty() ? Span{} : Span{s.begin - origin, s.end - origin};
       columns = unite(columns, own[r]);
     }
-    float* p = buffers.p + r0 * kTile;
-    float* ds = buffers.ds + r0 * kTile;
+    T* p = buffers.p + r0 / kValues * kTile;
+    T* ds = buffers.ds + r0 / kValues * kTile;
+    // FP32 values are computed where they stay.
+    float* row_p = kValues == 1 ? reinterpret_cast<float*>(p) : buffers.s;
+    float* row_ds = kValues == 1 ? reinterpret_cast<float*>(ds) : buffers.dp;
     const int64_t begin = columns.begin / width * width, end = std::min(kTile, round_up(columns.end, width));
-    const auto scores = [&](const float* rows_of_block, const float* transposed, float* c) HWY_ATTR {
-      multiply<Start::kZero>(count, Left<float>{rows_of_block + r0 * padded, padded, 1},
-                             Panels<float>{transposed + begin * head_dim, head_dim}, end - begin, head_dim,
+    const auto scores = [&](const T* rows_of_block, const T* transposed, float* c) HWY_ATTR {
+      multiply<Start::kZero>(count, Left<T>{rows_of_block + r0 * padded / kValues, padded / kValues, 1},
+                             Panels<T>{transposed + begin * key_steps, key_steps}, end - begin, key_steps,
                              c + begin, kTile);
     };
-    scores(q, buffers.keys_transposed, p);
-    scores(dout, buffers.values_transposed, ds);
+    scores(q, buffers.keys_transposed, row_p);
+    scores(dout, buffers.values_transposed, row_ds);
     for (int64_t r = 0; r < count; ++r) {
-      float* row_p = p + r * kTile;
-      float* row_ds = ds + r * kTile;
       // Other rows may have every column of this one read.
-      std::fill(row_p, row_p + begin, 0.0f), std::fill(row_p + end, row_p + kTile, 0.0f);
-      std::fill(row_ds, row_ds + begin, 0.0f), std::fill(row_ds + end, row_ds + kTile, 0.0f);
+      for (float* x : {row_p + r * kTile, row_ds + r * kTile})
+        std::fill(x, x + begin, 0.0f), std::fill(x + end, x + kTile, 0.0f);
       const float bias = call.bias(tile.bank, unit.row, begin_position + (r0 + r) / call.group);
-      const auto run = call.bf16 ? score_gradients<true> : score_gradients<false>;
-      run(row_p, row_ds, begin, end, own[r].begin, own[r].end, args.scale, bias, terms[r0 + r]);
+      score_gradients(row_p + r * kTile, row_ds + r * kTile, begin, end, own[r].begin, own[r].end, args.scale,
+                      bias, terms[r0 + r]);
+    }
+    T* row_left = reinterpret_cast<T*>(row_ds);
+    if constexpr (kValues == 2) {
+      for (float* x : {row_p, row_ds}) std::fill_n(x + count * kTile, count % 2 * kTile, 0.0f);
+      pair_rows(row_p, count, kTile, kTile, p, kTile);
+      pair_rows(row_ds, count, kTile, kTile, ds, kTile);
+      pair_columns(row_ds, count, kTile, kTile, row_left, kTile);
     }
     if (columns.empty()) continue;
     for (int64_t g = columns.begin / kBlockRows; g * kBlockRows < columns.end; ++g) {
       first_row[g] = std::min(first_row[g], r0);
       last_row[g] = r0 + count;
     }
-    const auto add_keys = [&](int64_t r, int64_t rows_added, Span seen) HWY_ATTR {
-      accumulate(rows_added, Left<float>{ds + r * kTile + seen.begin, kTile, 1}, buffers.keys + seen.begin * padded,
-                 padded, seen.size(), dq + (r0 + r) * padded);
-    };
+    float* rows_dq = dq + r0 * padded;
     if (buffers.finite) {
-      add_keys(0, count, columns);
+      const int64_t first = columns.begin / kValues, steps = ceil_div(columns.end, kValues) - first;
+      accumulate(count, Left<T>{row_left + first, kTile, 1}, buffers.keys + first * padded, padded, steps,
+                 rows_dq);
       continue;
     }
     // 0 · inf is NaN: a row must not meet keys it does not see.
     for (int64_t r = 0; r < count; ++r) {
-      if (!own[r].empty()) add_keys(r, 1, own[r]);
+      if (own[r].empty()) continue;
+      multiply_some(Left<T>{row_left + r * kTile, kTile, 1}, Matrix<T>{buffers.keys, padded}, padded,
+                    own[r].begin, own[r].end, rows_dq + r * padded);
     }
   }
 
+  q += along_rows<T>(plan), dout += along_rows<T>(plan);
   for (int64_t g = 0; g < kTile / kBlockRows; ++g) {
-    const int64_t key = g * kBlockRows, first = first_row[g], steps = last_row[g] - first;
-    if (steps <= 0) continue;
-    const auto add_rows = [&](int64_t k, int64_t keys_added, int64_t r, int64_t rows_added) HWY_ATTR {
-      accumulate(keys_added, Left<float>{buffers.p + r * kTile + k, 1, kTile}, dout + r * padded, padded, rows_added,
-                 buffers.dv + k * padded);
-      accumulate(keys_added, Left<float>{buffers.ds + r * kTile + k, 1, kTile}, q + r * padded, padded, rows_added,
-                 buffers.dk + k * padded);
-    };
+    const int64_t key = g * kBlockRows;
+    if (first_row[g] >= last_row[g]) continue;
     if (plan.finite(unit.row, unit.head, b)) {
-      add_rows(key, kBlockRows, first, steps);
+      const int64_t first = first_row[g] / kValues, steps = ceil_div(last_row[g], kValues) - first;
+      accumulate(kBlockRows, Left<T>{buffers.p + first * kTile + key, 1, kTile}, dout + first * padded,
+                 padded, steps, buffers.dv + key * padded);
+      accumulate(kBlockRows, Left<T>{buffers.ds + first * kTile + key, 1, kTile}, q + first * padded, padded,
+                 steps, buffers.dk + key * padded);
       continue;
     }
     // Likewise a key and rows that do not see it. Those that do are consecutive.
     for (int64_t k = key; k < key + kBlockRows; ++k) {
       int64_t begin = last_row[g], end = 0;
-      for (int64_t r = first; r < last_row[g]; ++r) {
+      for (int64_t r = first_row[g]; r < last_row[g]; ++r) {
         const Span s = call.visible(tile.bank, unit.row, begin_position + r / call.group);
         if (s.begin <= origin + k && origin + k < s.end) begin = std::min(begin, r), end = r + 1;
       }
-      if (begin < end) add_rows(k, 1, begin, end - begin);
+      if (begin >= end) continue;
+      multiply_some(Left<T>{buffers.p + k, 1, kTile}, Matrix<T>{dout, padded}, padded, begin, end,
+                    buffers.dv + k * padded);
+      multiply_some(Left<T>{buffers.ds + k, 1, kTile}, Matrix<T>{q, padded}, padded, begin, end,
+                    buffers.dk + k * padded);
     }
   }
 }
 
 // Adds a finished tile to the bank's gradients.
 void add_gradients(const BackwardPlan& plan, const KeyUnit& unit, const KeyTile& tile,
-                   const TileBuffers& buffers) {
+                   const float* dk_of_tile, const float* dv_of_tile) {
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
   const ops::BankGradient& gradient = plan.args.grads[tile.bank];
@@ -274,8 +327,8 @@ void add_gradients(const BackwardPlan& plan, const KeyUnit& unit, const KeyTile&
   for (int64_t p = span.begin; p < span.end; ++p) {
     const int64_t entry = unit.row * stored.size() + p - stored.begin;
     const int64_t offset = (entry * args.kv_heads + unit.head) * args.head_dim;
-    const float* dk = buffers.dk + (p - tile.tile * kTile) * call.padded;
-    const float* dv = buffers.dv + (p - tile.tile * kTile) * call.padded;
+    const float* dk = dk_of_tile + (p - tile.tile * kTile) * call.padded;
+    const float* dv = dv_of_tile + (p - tile.tile * kTile) * call.padded;
     for (int64_t i = 0; i < args.head_dim; ++i) {
       gradient.dk[offset + i] += args.scale * dk[i];
       gradient.dv[offset + i] += dv[i];
@@ -283,45 +336,60 @@ void add_gradients(const BackwardPlan& plan, const KeyUnit& unit, const KeyTile&
   }
 }
 
-void differentiate_unit(const BackwardPlan& plan, const KeyUnit& unit, float* scratch) {
+template <class T>
+void differentiate_unit_as(const BackwardPlan& plan, const KeyUnit& unit, float* scratch) {
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
-  const int64_t tile_floats = kTile * call.padded, score_floats = plan.block * call.group * kTile;
-  TileBuffers buffers;
-  const auto carve = [&](float*& pointer, int64_t floats) {
-    pointer = scratch;
-    scratch += floats;
+  const int64_t padded = call.padded, tile_floats = kTile * padded;
+  const int64_t key_steps = ceil_div(args.head_dim, kStepValues<T>);
+  TileBuffers<T> buffers;
+  const auto carve = [&]<class Word>(Word*& pointer, int64_t words) {
+    pointer = reinterpret_cast<Word*>(scratch);
+    scratch += words;
   };
-  carve(buffers.keys, tile_floats);
-  carve(buffers.keys_transposed, tile_floats);
-  carve(buffers.values_transposed, tile_floats);
+  carve(buffers.keys, tile_floats / kStepValues<T>);
+  carve(buffers.keys_transposed, kTile * key_steps);
+  carve(buffers.values_transposed, kTile * key_steps);
   carve(buffers.dk, tile_floats);
   carve(buffers.dv, tile_floats);
-  carve(buffers.p, score_floats);
-  carve(buffers.ds, score_floats);
+  carve(buffers.p, plan.block_rows() / kStepValues<T> * kTile);
+  carve(buffers.ds, plan.block_rows() / kStepValues<T> * kTile);
+  carve(buffers.s, kMostBlockRows * kTile);
+  carve(buffers.dp, kMostBlockRows * kTile);
 
-  std::fill_n(unit.dq, (unit.end - unit.begin) * call.group * call.padded, 0.0f);
+  std::fill_n(unit.dq, (unit.end - unit.begin) * call.group * padded, 0.0f);
   for (size_t i = unit.first; i < unit.last; ++i) {
     const KeyTile& tile = plan.key_tiles[static_cast<size_t>(unit.row)][i];
     const ops::Bank& bank = args.banks[tile.bank];
     const Span span = tile_span(tile.tile);
-    // dv holds the values until they are transposed.
-    copy_entries(Entries(bank, unit.row, unit.head, true), span, args.head_dim, call.padded, call.bf16,
+    // dk and dv hold the keys and values until they are packed.
+    const auto pack = [&](float* x, T* transposed) {
+      T* rows = reinterpret_cast<T*>(x);
+      pair_columns(x, kTile, padded, padded, rows, padded);
+      pack_transposed(rows, kTile, key_steps, padded, transposed);
+    };
+    copy_entries(Entries(bank, unit.row, unit.head, true), span, args.head_dim, padded, call.bf16,
                  buffers.dv);
-    pack_transposed(buffers.dv, kTile, args.head_dim, call.padded, buffers.values_transposed);
-    copy_entries(Entries(bank, unit.row, unit.head, false), span, args.head_dim, call.padded, call.bf16,
-                 buffers.keys);
-    pack_transposed(buffers.keys, kTile, args.head_dim, call.padded, buffers.keys_transposed);
-    buffers.finite = all_finite(buffers.keys, tile_floats);
+    pack(buffers.dv, buffers.values_transposed);
+    copy_entries(Entries(bank, unit.row, unit.head, false), span, args.head_dim, padded, call.bf16,
+                 buffers.dk);
+    buffers.finite = all_finite(buffers.dk, tile_floats);
+    pair_rows(buffers.dk, kTile, padded, padded, buffers.keys, padded);
+    pack(buffers.dk, buffers.keys_transposed);
     std::fill_n(buffers.dk, tile_floats, 0.0f);
     std::fill_n(buffers.dv, tile_floats, 0.0f);
     for (int64_t b = tile.first_block; b <= tile.last_block; ++b) {
       if (intersect(plan.block_span(tile.bank, unit.row, b), span).empty()) continue;
-      float* dq = unit.dq + (b * plan.block - unit.begin) * call.group * call.padded;
+      float* dq = unit.dq + (b * plan.block - unit.begin) * call.group * padded;
       differentiate_block(plan, unit, tile, b, buffers, dq);
     }
-    add_gradients(plan, unit, tile, buffers);
+    add_gradients(plan, unit, tile, buffers.dk, buffers.dv);
   }
+}
+
+void differentiate_unit(const BackwardPlan& plan, const KeyUnit& unit, float* scratch) {
+  with_operands(plan.step_values == 2,
+                [&]<class T>(T) HWY_ATTR { differentiate_unit_as<T>(plan, unit, scratch); });
 }
 
 // dq of query block b = scale · the sum of the units' parts, in the order of the units.
@@ -345,6 +413,8 @@ void merge_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b)
   }
 }
 
+int64_t step_values(const AttentionCall& call) { return multiplies_pairs(call) ? 2 : 1; }
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace duokv::cpu
@@ -355,6 +425,7 @@ namespace duokv::cpu {
 
 namespace {
 
+HWY_EXPORT(step_values);
 HWY_EXPORT(stack_block);
 HWY_EXPORT(differentiate_unit);
 HWY_EXPORT(merge_block);
@@ -430,8 +501,15 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
       }
     }
     const AttentionCall call(args);
-    BackwardPlan plan{call, *backward, std::max<int64_t>(1, kBlockRowsTarget / call.group), {}, {}, {},
-                      {},   {}};
+    BackwardPlan plan{call,
+                      *backward,
+                      std::max<int64_t>(1, kBlockRowsTarget / call.group),
+                      HWY_DYNAMIC_DISPATCH(step_values)(call),
+                      {},
+                      {},
+                      {},
+                      {},
+                      {}};
     for (int32_t bank = 0; bank < args.bank_count; ++bank) {
       for (int64_t row = 0; row < args.batch; ++row) {
         for (int64_t b = 0; b < plan.blocks(); ++b) {
@@ -448,14 +526,17 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
     plan.first_units.push_back(plan.units.size());
 
     const int64_t rows = args.batch * args.kv_heads * plan.stack_rows();
-    std::vector<uint8_t> finite(static_cast<size_t>(args.batch * args.kv_heads * plan.blocks()));
+    const int64_t blocks = args.batch * args.kv_heads * plan.blocks();
+    const int64_t block_floats = plan.block_rows() * call.padded, stack_floats = blocks * block_floats;
+    std::vector<uint8_t> finite(static_cast<size_t>(blocks));
     int64_t dq_rows = 0;
     for (const KeyUnit& unit : plan.units) dq_rows += (unit.end - unit.begin) * call.group;
     const int64_t term_floats = round_up(rows * 3, kPadding);
-    float* memory = device->shared_scratch.take<float>((2 * rows + dq_rows) * call.padded + term_floats);
-    plan.stacked = {memory, memory + rows * call.padded,
-                    reinterpret_cast<QueryTerms*>(memory + 2 * rows * call.padded), finite.data()};
-    memory += 2 * rows * call.padded + term_floats;
+    float* memory =
+        device->shared_scratch.take<float>(2 * stack_floats + dq_rows * call.padded + term_floats);
+    plan.stacked = {memory, memory + stack_floats, reinterpret_cast<QueryTerms*>(memory + 2 * stack_floats),
+                    finite.data()};
+    memory += 2 * stack_floats + term_floats;
     for (KeyUnit& unit : plan.units) {
       unit.dq = memory;
       memory += (unit.end - unit.begin) * call.group * call.padded;
@@ -463,27 +544,29 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
 
     // Blocks of every row and KV head, in that order.
     const auto for_blocks = [&](auto&& body) {
-      device->pool.run(args.batch * args.kv_heads * plan.blocks(), [&](int64_t chunk, int32_t) {
+      device->pool.run(blocks, [&](int64_t chunk, int32_t worker) {
         const int64_t index = chunk / plan.blocks();
-        body(index / args.kv_heads, index % args.kv_heads, chunk % plan.blocks());
+        body(index / args.kv_heads, index % args.kv_heads, chunk % plan.blocks(), worker);
       });
     };
-    for_blocks([&](int64_t row, int64_t head, int64_t b) {
-      HWY_DYNAMIC_DISPATCH(stack_block)(plan, row, head, b);
+    device->reserve_workers<float>(2 * block_floats);
+    for_blocks([&](int64_t row, int64_t head, int64_t b, int32_t worker) {
+      float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(2 * block_floats);
+      HWY_DYNAMIC_DISPATCH(stack_block)(plan, row, head, b, scratch);
     });
 
     std::vector<size_t> order(plan.units.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return plan.units[a].pairs > plan.units[b].pairs; });
-    const int64_t scratch_floats = 5 * kTile * call.padded + 2 * plan.block * call.group * kTile;
+    const int64_t scratch_floats = 5 * kTile * call.padded + 2 * (plan.block_rows() + kMostBlockRows) * kTile;
     device->reserve_workers<float>(scratch_floats);
     device->pool.run(static_cast<int64_t>(order.size()), [&](int64_t chunk, int32_t worker) {
       float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
       HWY_DYNAMIC_DISPATCH(differentiate_unit)(plan, plan.units[order[static_cast<size_t>(chunk)]], scratch);
     });
 
-    for_blocks([&](int64_t row, int64_t head, int64_t b) {
+    for_blocks([&](int64_t row, int64_t head, int64_t b, int32_t) {
       HWY_DYNAMIC_DISPATCH(merge_block)(plan, row, head, b);
     });
   });

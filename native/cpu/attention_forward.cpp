@@ -25,9 +25,6 @@ constexpr int64_t kTile = 256;
 // Rows of a work unit: enough that a tile, read from the second-level cache, serves many rows.
 constexpr int64_t kUnitRows = 96;
 
-// Rows whose scores exist at a time: those of the largest register block.
-constexpr int64_t kScoreRows = 12;
-
 Span tile_span(int64_t tile) {
   return {static_cast<int32_t>(tile * kTile), static_cast<int32_t>((tile + 1) * kTile)};
 }
@@ -94,7 +91,7 @@ struct UnitMemory {
       bytes += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
     };
     carve(queries, rows * call.padded);
-    carve(scores, kScoreRows * kTile);
+    carve(scores, kMostBlockRows * kTile);
     for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
       carve(parts[bank].spans, rows);
       carve(parts[bank].running, rows);
@@ -103,7 +100,7 @@ struct UnitMemory {
   }
 
   float* queries;  // [rows, padded]; pairs take the first half of a row
-  float* scores;   // [kScoreRows, kTile]; likewise the weights made of them
+  float* scores;   // [kMostBlockRows, kTile]; likewise the weights made of them
   UnitPart parts[2];
   int64_t bytes = 0;
 };
@@ -131,8 +128,10 @@ void pack_tile_as(const PackedBanks& packed, const PackUnit& unit, float* scratc
   const Span span = {static_cast<int32_t>(origin + begin), static_cast<int32_t>(origin + end)};
 
   copy_entries(Entries(bank, unit.row, unit.head, false), span, head_dim, padded, call.bf16, scratch);
-  pack_transposed(pair_columns<T>(scratch, end - begin, padded, padded), end - begin, packed.key_steps(),
-                  padded, packed.keys<T>(row, unit.head, unit.tile) + begin * packed.key_steps());
+  T* keys = reinterpret_cast<T*>(scratch);
+  pair_columns(scratch, end - begin, padded, padded, keys, padded);
+  pack_transposed(keys, end - begin, packed.key_steps(), padded,
+                  packed.keys<T>(row, unit.head, unit.tile) + begin * packed.key_steps());
 
   copy_entries(Entries(bank, unit.row, unit.head, true), span, head_dim, padded, call.bf16, scratch);
   T* values = packed.values<T>(row, unit.head, unit.tile);
@@ -150,7 +149,7 @@ void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) 
 }
 
 // Values of a block's rows, up to a multiple of every vector length.
-constexpr int64_t kRowLanes = round_up(kScoreRows, 16);
+constexpr int64_t kRowLanes = round_up(kMostBlockRows, 16);
 
 // Turns a block's raw products [rows, kTile] into weights exp(scale · product + bias - max) in the vectors
 // that cover `columns`, zero outside of the row's own ones, and moves `running` on. factors[row] is what the
@@ -162,7 +161,7 @@ void softmax_block(float scale, int64_t rows, Span columns, const Span* own, con
   const int64_t lanes = lane_count();
   const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
   const V scales = hn::Set(f, scale), minus_infinity = hn::Set(f, kMinusInfinity), zero = hn::Zero(f);
-  float shifts[kScoreRows];
+  float shifts[kMostBlockRows];
   for (int64_t r = 0; r < rows; ++r) {
     const V bias = hn::Set(f, biases[r]);
     const float* row = scores + r * kTile;
@@ -196,7 +195,6 @@ void softmax_block(float scale, int64_t rows, Span columns, const Span* own, con
 template <class T>
 void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank, int64_t tile,
                  const UnitMemory& memory) {
-  static_assert(kBlockRows <= kScoreRows);
   const UnitPart& part = memory.parts[bank];
   const T* queries = reinterpret_cast<const T*>(memory.queries);
   float* scores = memory.scores;
@@ -232,7 +230,8 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
       biases[r] = call.bias(bank, unit.row, unit.begin + (r0 + r) / call.group);
     const auto softmax = call.bf16 && kStepValues<T> == 1 ? &softmax_block<true> : &softmax_block<false>;
     softmax(call.args.scale, count, columns, own, biases, scores, part.running + r0, factors);
-    const T* weights = pair_columns<T>(scores, count, end, kTile);
+    T* weights = reinterpret_cast<T*>(scores);
+    pair_columns(scores, count, end, kTile, weights, kTile);
     // Pairs are of absolute positions; a partner that is not seen has no weight.
     const int64_t first = columns.begin / kStepValues<T>, last = ceil_div(columns.end, kStepValues<T>);
     same = same && columns.begin % kStepValues<T> == 0 && columns.end % kStepValues<T> == 0;
@@ -263,7 +262,8 @@ void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte*
     copy_padded(args.q + call.query_offset(unit.row, t, unit.head) + head * head_dim, head_dim, call.padded,
                 call.bf16, memory.queries + r * call.padded);
   }
-  pair_columns<T>(memory.queries, rows, call.padded, call.padded);
+  pair_columns(memory.queries, rows, call.padded, call.padded, reinterpret_cast<T*>(memory.queries),
+               call.padded);
 
   for (int32_t bank = 0; bank < args.bank_count; ++bank) {
     const UnitPart& part = memory.parts[bank];

@@ -22,6 +22,16 @@
 #include "cpu/bf16.h"
 #include "cpu/bf16_dot-inl.h"
 
+#ifndef DUOKV_CPU_ATTENTION_TILES_ONCE
+#define DUOKV_CPU_ATTENTION_TILES_ONCE
+namespace duokv::cpu {
+
+// Rows of the largest register block of any target.
+inline constexpr int64_t kMostBlockRows = 12;
+
+}  // namespace duokv::cpu
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
 namespace HWY_NAMESPACE {
@@ -40,6 +50,8 @@ inline constexpr int kBlockRows = 6, kBlockVectors = 4;
 #else
 inline constexpr int kBlockRows = 6, kBlockVectors = 2;
 #endif
+
+static_assert(kBlockRows <= kMostBlockRows);
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -475,24 +487,24 @@ inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t s
   }
 }
 
-// Rows [rows, stride] of which the first n values, a multiple of the vector length, become the operand of a
-// product along them, in place: pairs take the first half of their row.
+// Copies rows [rows, stride] of n values, a multiple of the vector length, as the operand of a product along
+// them: dst [rows, n / kStepValues], a row of which starts every dst_stride. dst may be x.
 template <class T>
-DUOKV_TILE_ATTR HWY_NOINLINE T* pair_columns(float* x, [[maybe_unused]] int64_t rows,
-                                             [[maybe_unused]] int64_t n, [[maybe_unused]] int64_t stride) {
+DUOKV_TILE_ATTR HWY_NOINLINE void pair_columns(const float* x, int64_t rows, int64_t n, int64_t stride,
+                                               T* dst, int64_t dst_stride) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, dst += dst_stride) {
+    if constexpr (kStepValues<T> == 1) {
+      if (dst != x) std::copy_n(x, n, dst);
+    } else {
 #ifdef DUOKV_BF16_DOT
-  if constexpr (kStepValues<T> == 2) {
-    const F f;
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = x + r * stride;
+      const F f;
       for (int64_t i = 0; i < n; i += lane_count()) {
-        const auto narrow = (__m256i)_mm512_cvtneps_pbh(hn::LoadU(f, row + i).raw);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + i / 2), narrow);
+        const auto narrow = (__m256i)_mm512_cvtneps_pbh(hn::LoadU(f, x + i).raw);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i / 2), narrow);
       }
+#endif
     }
   }
-#endif
-  return reinterpret_cast<T*>(x);
 }
 
 // One vector of the operand of a product along rows: of the row at x or, in pairs, of it and the next one.
