@@ -21,7 +21,7 @@ namespace duokv::cpu {
 namespace {
 
 // Tile i of a bank holds positions i · kTile …; a multiple of the register block's rows and of 32 columns.
-constexpr int64_t kTile = 96;
+constexpr int64_t kTile = 192;
 constexpr int64_t kBlockRowsTarget = 96;
 
 // With fewer rows and KV heads than this, each of them is cut into groups of key tiles, so that many cores
@@ -125,6 +125,10 @@ void stack_block_as(const BackwardPlan& plan, int64_t row, int64_t head, int64_t
   float* block_q = scratch;
   float* block_dout = block_q + even_rows * padded;
   for (int64_t t = begin; t < end; ++t) {
+    const int64_t ahead = call.query_offset(row, std::min(t + 4, args.queries - 1), head),
+                  count = call.group * head_dim;
+    for (const float* x : {args.q, plan.args.dout, static_cast<const float*>(args.out)})
+      prefetch(x + ahead, count);
     int64_t seen = 0;
     for (int32_t bank = 0; bank < args.bank_count; ++bank) seen += call.visible(bank, row, t).size();
     for (int64_t h = 0; h < call.group; ++h) {
@@ -181,6 +185,8 @@ struct TileBuffers {
   T* ds;                 // the same
   float* s;              // [kMostBlockRows, kTile] of a register block, before they are paired
   float* dp;             // the same
+  Span* own;             // [block_rows] the columns that a row sees
+  float* biases;         // [block_rows]
   bool finite;           // whether all keys are
 };
 
@@ -232,15 +238,21 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
   std::fill_n(first_row, kTile / kBlockRows, rows);
   std::fill_n(last_row, kTile / kBlockRows, 0);
 
+  for (int64_t t = begin_position, r = 0; t < end_position; ++t, r += call.group) {
+    const Span s = intersect(call.visible(tile.bank, unit.row, t), tile_span(tile.tile));
+    std::fill_n(buffers.own + r, call.group, s.empty() ? Span{} : Span{s.begin - origin, s.end - origin});
+    std::fill_n(buffers.biases + r, call.group, call.bias(tile.bank, unit.row, t));
+  }
+
   for (int64_t r0 = 0; r0 < rows; r0 += kBlockRows) {
     const int64_t count = std::min<int64_t>(kBlockRows, rows - r0);
-    Span columns, own[kBlockRows];
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t t = begin_position + (r0 + r) / call.group;
-      const Span s = intersect(call.visible(tile.bank, unit.row, t), tile_span(tile.tile));
-      own[r] = s.empty() ? Span{} : Span{s.begin - origin, s.end - origin};
-      columns = unite(columns, own[r]);
-    }
+    const Span* own = buffers.own + r0;
+    Span columns;
+    for (int64_t r = 0; r < count; ++r) columns = unite(columns, own[r]);
+    // The next rows, of this block or of the next one.
+    prefetch(q + (r0 + kBlockRows) * padded / kValues, kBlockRows * padded / kValues);
+    prefetch(dout + (r0 + kBlockRows) * padded / kValues, kBlockRows * padded / kValues);
+    prefetch(dq + (r0 + kBlockRows) * padded, kBlockRows * padded);
     T* p = buffers.p + r0 / kValues * kTile;
     T* ds = buffers.ds + r0 / kValues * kTile;
     // FP32 values are computed where they stay.
@@ -258,9 +270,8 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
       // Other rows may have every column of this one read.
       for (float* x : {row_p + r * kTile, row_ds + r * kTile})
         std::fill(x, x + begin, 0.0f), std::fill(x + end, x + kTile, 0.0f);
-      const float bias = call.bias(tile.bank, unit.row, begin_position + (r0 + r) / call.group);
       score_gradients(row_p + r * kTile, row_ds + r * kTile, begin, end, own[r].begin, own[r].end, args.scale,
-                      bias, terms[r0 + r]);
+                      buffers.biases[r0 + r], terms[r0 + r]);
     }
     T* row_left = reinterpret_cast<T*>(row_ds);
     if constexpr (kValues == 2) {
@@ -305,8 +316,8 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     for (int64_t k = key; k < key + kBlockRows; ++k) {
       int64_t begin = last_row[g], end = 0;
       for (int64_t r = first_row[g]; r < last_row[g]; ++r) {
-        const Span s = call.visible(tile.bank, unit.row, begin_position + r / call.group);
-        if (s.begin <= origin + k && origin + k < s.end) begin = std::min(begin, r), end = r + 1;
+        const Span s = buffers.own[r];
+        if (s.begin <= k && k < s.end) begin = std::min(begin, r), end = r + 1;
       }
       if (begin >= end) continue;
       multiply_some(Left<T>{buffers.p + k, 1, kTile}, Matrix<T>{dout, padded}, padded, begin, end,
@@ -356,8 +367,20 @@ void differentiate_unit_as(const BackwardPlan& plan, const KeyUnit& unit, float*
   carve(buffers.ds, plan.block_rows() / kStepValues<T> * kTile);
   carve(buffers.s, kMostBlockRows * kTile);
   carve(buffers.dp, kMostBlockRows * kTile);
+  carve(buffers.own, 2 * plan.block_rows());
+  carve(buffers.biases, plan.block_rows());
 
-  std::fill_n(unit.dq, (unit.end - unit.begin) * call.group * padded, 0.0f);
+  // Blocks whose dq is no longer undefined: it is zeroed when it is about to be used.
+  std::vector<uint8_t> started(static_cast<size_t>(plan.blocks()));
+  const auto dq_of = [&](int64_t b) {
+    float* dq = unit.dq + (b * plan.block - unit.begin) * call.group * padded;
+    if (!started[static_cast<size_t>(b)]) {
+      const int64_t end = std::min(args.queries, (b + 1) * plan.block);
+      std::fill_n(dq, (end - b * plan.block) * call.group * padded, 0.0f);
+      started[static_cast<size_t>(b)] = 1;
+    }
+    return dq;
+  };
   for (size_t i = unit.first; i < unit.last; ++i) {
     const KeyTile& tile = plan.key_tiles[static_cast<size_t>(unit.row)][i];
     const ops::Bank& bank = args.banks[tile.bank];
@@ -380,11 +403,11 @@ void differentiate_unit_as(const BackwardPlan& plan, const KeyUnit& unit, float*
     std::fill_n(buffers.dv, tile_floats, 0.0f);
     for (int64_t b = tile.first_block; b <= tile.last_block; ++b) {
       if (intersect(plan.block_span(tile.bank, unit.row, b), span).empty()) continue;
-      float* dq = unit.dq + (b * plan.block - unit.begin) * call.group * padded;
-      differentiate_block(plan, unit, tile, b, buffers, dq);
+      differentiate_block(plan, unit, tile, b, buffers, dq_of(b));
     }
     add_gradients(plan, unit, tile, buffers.dk, buffers.dv);
   }
+  for (int64_t t = unit.begin; t < unit.end; t += plan.block) dq_of(t / plan.block);
 }
 
 void differentiate_unit(const BackwardPlan& plan, const KeyUnit& unit, float* scratch) {
@@ -559,7 +582,8 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return plan.units[a].pairs > plan.units[b].pairs; });
-    const int64_t scratch_floats = 5 * kTile * call.padded + 2 * (plan.block_rows() + kMostBlockRows) * kTile;
+    const int64_t scratch_floats =
+        5 * kTile * call.padded + 2 * (plan.block_rows() + kMostBlockRows) * kTile + 3 * plan.block_rows();
     device->reserve_workers<float>(scratch_floats);
     device->pool.run(static_cast<int64_t>(order.size()), [&](int64_t chunk, int32_t worker) {
       float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);

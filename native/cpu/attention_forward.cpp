@@ -79,6 +79,7 @@ struct QueryUnit {
 // The state of a unit's rows in one bank.
 struct UnitPart {
   Span* spans;       // [rows] what each row sees
+  float* biases;     // [rows]
   Running* running;  // [rows]
   float* sums;       // [rows, padded]
 };
@@ -94,6 +95,7 @@ struct UnitMemory {
     carve(scores, kMostBlockRows * kTile);
     for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
       carve(parts[bank].spans, rows);
+      carve(parts[bank].biases, rows);
       carve(parts[bank].running, rows);
       carve(parts[bank].sums, rows * call.padded);
     }
@@ -225,11 +227,9 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
     multiply<Start::kZero>(count, Left<T>{queries + r0 * padded, padded, 1},
                            Panels<T>{keys + begin * key_steps, key_steps}, end - begin, key_steps,
                            scores + begin, kTile);
-    float biases[kBlockRows], factors[kRowLanes] = {};
-    for (int64_t r = 0; r < count; ++r)
-      biases[r] = call.bias(bank, unit.row, unit.begin + (r0 + r) / call.group);
+    float factors[kRowLanes] = {};
     const auto softmax = call.bf16 && kStepValues<T> == 1 ? &softmax_block<true> : &softmax_block<false>;
-    softmax(call.args.scale, count, columns, own, biases, scores, part.running + r0, factors);
+    softmax(call.args.scale, count, columns, own, part.biases + r0, scores, part.running + r0, factors);
     T* weights = reinterpret_cast<T*>(scores);
     pair_columns(scores, count, end, kTile, weights, kTile);
     // Pairs are of absolute positions; a partner that is not seen has no weight.
@@ -257,10 +257,13 @@ void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte*
   const ops::AttentionArgs& args = call.args;
   const int64_t head_dim = args.head_dim, rows = (unit.end - unit.begin) * call.group;
   const UnitMemory memory(call, rows, scratch);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t t = unit.begin + r / call.group, head = r % call.group;
-    copy_padded(args.q + call.query_offset(unit.row, t, unit.head) + head * head_dim, head_dim, call.padded,
-                call.bf16, memory.queries + r * call.padded);
+  float* query = memory.queries;
+  for (int64_t t = unit.begin; t < unit.end; ++t) {
+    prefetch(args.q + call.query_offset(unit.row, std::min(t + 4, args.queries - 1), unit.head),
+             call.group * head_dim);
+    const float* q = args.q + call.query_offset(unit.row, t, unit.head);
+    for (int64_t h = 0; h < call.group; ++h, q += head_dim, query += call.padded)
+      copy_padded(q, head_dim, call.padded, call.bf16, query);
   }
   pair_columns(memory.queries, rows, call.padded, call.padded, reinterpret_cast<T*>(memory.queries),
                call.padded);
@@ -270,9 +273,11 @@ void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte*
     std::fill_n(part.running, rows, Running{});
     std::fill_n(part.sums, rows * call.padded, 0.0f);
     Span all;
-    for (int64_t r = 0; r < rows; ++r) {
-      part.spans[r] = call.visible(bank, unit.row, unit.begin + r / call.group);
-      all = unite(all, part.spans[r]);
+    for (int64_t t = unit.begin, r = 0; t < unit.end; ++t, r += call.group) {
+      const Span seen = call.visible(bank, unit.row, t);
+      std::fill_n(part.spans + r, call.group, seen);
+      std::fill_n(part.biases + r, call.group, call.bias(bank, unit.row, t));
+      all = unite(all, seen);
     }
     if (all.empty()) continue;
     for (int64_t tile = all.begin / kTile; tile * kTile < all.end; ++tile) {

@@ -8,6 +8,7 @@
 #define DUOKV_CPU_ATTENTION_TILES_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -395,6 +396,13 @@ inline void finish_query(const BankPart* parts, int32_t count, int64_t head_dim,
 }
 
 // ---------------------------------------------------------------- operands
+
+// Asks for the cache lines of n values that are needed soon and that no hardware prefetcher will expect.
+template <class T>
+HWY_INLINE void prefetch(const T* x, int64_t n) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < n; i += kLine) hwy::Prefetch(x + i);
+}
 
 // dst [padded] = src [count], zero-filled, rounded to BF16 on request.
 HWY_INLINE void copy_padded(const float* src, int64_t count, int64_t padded, bool round, float* dst) {
