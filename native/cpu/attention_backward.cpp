@@ -197,15 +197,23 @@ void differentiate_scores(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, int64_t
                           int64_t first, int64_t last, float scale, float bias, const QueryTerms& terms) {
   const F f;
   const V scales = hn::Set(f, scale), biases = hn::Set(f, bias), lse = hn::Set(f, terms.lse);
+  const int64_t lanes = lane_count();
   const V delta = hn::Set(f, terms.delta), factor = hn::Set(f, terms.factor), zero = hn::Zero(f);
-  for_columns(begin, end, first, last, [&](int64_t c, auto keep) HWY_ATTR {
-    V p = exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), lse));
-    V ds = keep(hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(f, dp + c), delta)), factor), zero);
-    p = keep(p, zero);
-    if constexpr (kRound) p = round_to_bf16(f, p), ds = round_to_bf16(f, ds);
-    hn::StoreU(p, f, s + c);
-    hn::StoreU(ds, f, dp + c);
-  });
+  const auto differentiate = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
+    V p[vectors];
+    for (int v = 0; v < vectors; ++v)
+      p[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, s + c + v * lanes), scales, biases), lse);
+    exp_of_scores(p);
+    for (int v = 0; v < vectors; ++v) {
+      const V product = hn::LoadU(f, dp + c + v * lanes);
+      V ds = keep(hn::Mul(hn::Mul(p[v], hn::Sub(product, delta)), factor), zero);
+      p[v] = keep(p[v], zero);
+      if constexpr (kRound) p[v] = round_to_bf16(f, p[v]), ds = round_to_bf16(f, ds);
+      hn::StoreU(p[v], f, s + c + v * lanes);
+      hn::StoreU(ds, f, dp + c + v * lanes);
+    }
+  };
+  for_column_groups<kExpVectors>(begin, end, first, last, differentiate);
 }
 
 // C [rows, padded] += left · right [steps, padded].

@@ -183,12 +183,19 @@ void softmax_block(float scale, int64_t rows, Span columns, const Span* own, con
     const V bias = hn::Set(f, biases[r]), shift = hn::Set(f, shifts[r]);
     float* row = scores + r * kTile;
     V sum = zero;
-    for_columns(begin, end, own[r].begin, own[r].end, [&](int64_t c, auto keep) HWY_ATTR {
-      V p = keep(exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, row + c), scales, bias), shift)), zero);
-      sum = hn::Add(sum, p);
-      if constexpr (kRound) p = round_to_bf16(f, p);
-      hn::StoreU(p, f, row + c);
-    });
+    const auto weigh = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
+      V p[vectors];
+      for (int v = 0; v < vectors; ++v)
+        p[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, row + c + v * lanes), scales, bias), shift);
+      exp_of_scores(p);
+      for (int v = 0; v < vectors; ++v) {
+        p[v] = keep(p[v], zero);
+        sum = hn::Add(sum, p[v]);
+        if constexpr (kRound) p[v] = round_to_bf16(f, p[v]);
+        hn::StoreU(p[v], f, row + c + v * lanes);
+      }
+    };
+    for_column_groups<kExpVectors>(begin, end, own[r].begin, own[r].end, weigh);
     running[r].sum = running[r].sum * factors[r] + hn::GetLane(hn::SumOfLanes(f, sum));
   }
 }

@@ -260,53 +260,92 @@ void multiply_some(Left<T> left, Right right, int64_t columns, int64_t begin, in
 
 // ---------------------------------------------------------------- softmax
 
-// exp(x) for x <= 0, or a little above: within 2 ulp, 1 at 0, 0 below -87.3 and NaN for NaN.
-HWY_INLINE V exp_of_score(V x) {
+// Vectors whose exp is computed at a time. It is a chain of dependent instructions: where the registers
+// suffice, several chains side by side keep the processor from waiting for each.
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr int kExpVectors = 4;
+#else
+inline constexpr int kExpVectors = 1;
+#endif
+
+// exp(x) of kCount vectors for x <= 0, or a little above: within 2 ulp, 1 at 0, 0 below -87.3 and NaN for
+// NaN.
+template <int kCount>
+HWY_INLINE void exp_of_scores(V (&x)[kCount]) {
   const F f;
   const I i;
+  // Minimax polynomial of (exp(r) - 1 - r) / r² on |r| <= ln(2)/2; relative error of exp 3.1e-9.
+  constexpr float kPolynomial[] = {
+      8.3687804183e-3f, 4.1668394215e-2f, 1.6666520108e-1f, 4.9999993412e-1f, 1.0f, 1.0f};
   // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits.
   const V magic = hn::Set(f, 12582912.0f);
-  const V shifted = hn::MulAdd(x, hn::Set(f, 1.44269504f), magic);
-  const V n = hn::Sub(shifted, magic);
-  // ln 2 in two parts, the first short enough for n · part to be exact.
-  V r = hn::NegMulAdd(n, hn::Set(f, 0.693359375f), x);
-  r = hn::NegMulAdd(n, hn::Set(f, -2.12194440e-4f), r);
-  // Minimax polynomial of (exp(r) - 1 - r) / r² on |r| <= ln(2)/2; relative error of exp 3.1e-9.
-  V q = hn::Set(f, 1.3814466849e-3f);
-  q = hn::MulAdd(q, r, hn::Set(f, 8.3687804183e-3f));
-  q = hn::MulAdd(q, r, hn::Set(f, 4.1668394215e-2f));
-  q = hn::MulAdd(q, r, hn::Set(f, 1.6666520108e-1f));
-  q = hn::MulAdd(q, r, hn::Set(f, 4.9999993412e-1f));
-  q = hn::MulAdd(q, r, hn::Set(f, 1.0f));
-  q = hn::MulAdd(q, r, hn::Set(f, 1.0f));
-  const V power = hn::BitCast(f, hn::ShiftLeft<23>(hn::Add(hn::BitCast(i, shifted), hn::Set(i, 127))));
-  // Comparing this way round keeps NaN.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(f, -87.3f)), hn::Mul(q, power));
+  V shifted[kCount], r[kCount], q[kCount];
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) shifted[v] = hn::MulAdd(x[v], hn::Set(f, 1.44269504f), magic);
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) {
+    // ln 2 in two parts, the first short enough for n · part to be exact.
+    const V n = hn::Sub(shifted[v], magic);
+    r[v] = hn::NegMulAdd(n, hn::Set(f, 0.693359375f), x[v]);
+    r[v] = hn::NegMulAdd(n, hn::Set(f, -2.12194440e-4f), r[v]);
+    q[v] = hn::Set(f, 1.3814466849e-3f);
+  }
+#pragma GCC unroll 8
+  for (const float coefficient : kPolynomial) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) q[v] = hn::MulAdd(q[v], r[v], hn::Set(f, coefficient));
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) {
+    const V power = hn::BitCast(f, hn::ShiftLeft<23>(hn::Add(hn::BitCast(i, shifted[v]), hn::Set(i, 127))));
+    // Comparing this way round keeps NaN.
+    x[v] = hn::IfThenZeroElse(hn::Lt(x[v], hn::Set(f, -87.3f)), hn::Mul(q[v], power));
+  }
+}
+
+HWY_INLINE V exp_of_score(V x) {
+  V one[1] = {x};
+  exp_of_scores(one);
+  return one[0];
 }
 
 HWY_INLINE float exp_of_score(float x) { return hn::GetLane(exp_of_score(hn::Set(F(), x))); }
 
-// Calls step(column, keep) for the vectors that cover columns [begin, end) of a row, which are multiples of
-// the vector length so that a column's lane never depends on the range. keep(x, other) is x in columns
-// [first, last) and `other` elsewhere.
-template <class Step>
-HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t last, Step&& step) {
+// Calls step(column, vectors, keep) for the vectors that cover columns [begin, end) of a row, which are
+// multiples of the vector length so that a column's lane never depends on the range: `vectors`, an
+// integral_constant, are kVectors of them or one. keep(x, other) is x in columns [first, last) and `other`
+// elsewhere.
+template <int kVectors, class Step>
+HWY_INLINE void for_column_groups(int64_t begin, int64_t end, int64_t first, int64_t last, Step&& step) {
   const F f;
   const I i;
   const int64_t lanes = lane_count();
   const auto iota = hn::Iota(i, 0);
+  const std::integral_constant<int, 1> one;
   const auto edge = [&](int64_t c) HWY_ATTR {
     const auto before = hn::Lt(iota, hn::Set(i, static_cast<int32_t>(first - c)));
     const auto after = hn::Gt(iota, hn::Set(i, static_cast<int32_t>(last - 1 - c)));
     const auto outside =
         hn::RebindMask(f, hn::MaskFromVec(hn::Or(hn::VecFromMask(i, before), hn::VecFromMask(i, after))));
-    step(c, [&](V x, V other) HWY_ATTR { return hn::IfThenElse(outside, other, x); });
+    step(c, one, [&](V x, V other) HWY_ATTR { return hn::IfThenElse(outside, other, x); });
   };
+  const auto all = [](V x, V) HWY_ATTR { return x; };
   const int64_t inner_begin = std::clamp(round_up(first, lanes), begin, end);
   const int64_t inner_end = std::max(inner_begin, std::min(last / lanes * lanes, end));
   for (int64_t c = begin; c < inner_begin; c += lanes) edge(c);
-  for (int64_t c = inner_begin; c < inner_end; c += lanes) step(c, [](V x, V) HWY_ATTR { return x; });
-  for (int64_t c = inner_end; c < end; c += lanes) edge(c);
+  int64_t c = inner_begin;
+  if constexpr (kVectors > 1) {
+    for (; c + kVectors * lanes <= inner_end; c += kVectors * lanes)
+      step(c, std::integral_constant<int, kVectors>(), all);
+  }
+  for (; c < inner_end; c += lanes) step(c, one, all);
+  for (c = inner_end; c < end; c += lanes) edge(c);
+}
+
+// The same, one vector at a time: step(column, keep).
+template <class Step>
+HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t last, Step&& step) {
+  for_column_groups<1>(begin, end, first, last, [&](int64_t c, auto, auto keep) HWY_ATTR { step(c, keep); });
 }
 
 // Turns the vectors that cover columns [begin, end) of a row of raw products into weights
