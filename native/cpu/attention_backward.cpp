@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "cpu/attention.h"
@@ -20,7 +21,7 @@
 namespace duokv::cpu {
 namespace {
 
-// Tile i of a bank holds positions i · kTile …; a multiple of the register block's rows and of 32 columns.
+// Tile i of a bank holds positions i · kTile …, a multiple of every target's panels and register blocks.
 constexpr int64_t kTile = 192;
 constexpr int64_t kBlockRowsTarget = 96;
 
@@ -49,6 +50,7 @@ struct KeyTile {
   int32_t bank;
   int64_t tile, first_block, last_block;
   int64_t pairs;
+  Span seen;
 };
 
 // A run of one row's key tiles, for one KV head: the owner of these keys' gradients, and of its own part of
@@ -176,6 +178,7 @@ void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b,
 // One tile of keys as right operands, its gradients, and the weights and score gradients of a query block.
 template <class T>
 struct TileBuffers {
+  Span used;             // the columns that hold anything: whole panels and register blocks
   T* keys;               // [kTile / kStepValues, padded]
   T* keys_transposed;    // panels [steps along a key, panel_width]
   T* values_transposed;  // the same
@@ -238,6 +241,7 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
   const QueryTerms* terms =
       plan.stacked.terms + plan.stack(unit.row, unit.head) + begin_position * call.group;
   const auto origin = static_cast<int32_t>(tile.tile * kTile);
+  const Span used = buffers.used;
   const auto score_gradients =
       call.bf16 && kValues == 1 ? &differentiate_scores<true> : &differentiate_scores<false>;
 
@@ -266,7 +270,8 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     // FP32 values are computed where they stay.
     float* row_p = kValues == 1 ? reinterpret_cast<float*>(p) : buffers.s;
     float* row_ds = kValues == 1 ? reinterpret_cast<float*>(ds) : buffers.dp;
-    const int64_t begin = columns.begin / width * width, end = std::min(kTile, round_up(columns.end, width));
+    if (columns.empty()) columns = {used.begin, used.begin};
+    const int64_t begin = columns.begin / width * width, end = round_up(columns.end, width);
     const auto scores = [&](const T* rows_of_block, const T* transposed, float* c) HWY_ATTR {
       multiply<Start::kZero>(count, Left<T>{rows_of_block + r0 * padded / kValues, padded / kValues, 1},
                              Panels<T>{transposed + begin * key_steps, key_steps}, end - begin, key_steps,
@@ -277,16 +282,16 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     for (int64_t r = 0; r < count; ++r) {
       // Other rows may have every column of this one read.
       for (float* x : {row_p + r * kTile, row_ds + r * kTile})
-        std::fill(x, x + begin, 0.0f), std::fill(x + end, x + kTile, 0.0f);
+        std::fill(x + used.begin, x + begin, 0.0f), std::fill(x + end, x + used.end, 0.0f);
       score_gradients(row_p + r * kTile, row_ds + r * kTile, begin, end, own[r].begin, own[r].end, args.scale,
                       buffers.biases[r0 + r], terms[r0 + r]);
     }
     T* row_left = reinterpret_cast<T*>(row_ds);
     if constexpr (kValues == 2) {
       for (float* x : {row_p, row_ds}) std::fill_n(x + count * kTile, count % 2 * kTile, 0.0f);
-      pair_rows(row_p, count, kTile, kTile, p, kTile);
-      pair_rows(row_ds, count, kTile, kTile, ds, kTile);
-      pair_columns(row_ds, count, kTile, kTile, row_left, kTile);
+      pair_rows(row_p + used.begin, count, used.size(), kTile, p + used.begin, kTile);
+      pair_rows(row_ds + used.begin, count, used.size(), kTile, ds + used.begin, kTile);
+      pair_columns(row_ds + used.begin, count, used.size(), kTile, row_left + used.begin / 2, kTile);
     }
     if (columns.empty()) continue;
     for (int64_t g = columns.begin / kBlockRows; g * kBlockRows < columns.end; ++g) {
@@ -342,8 +347,8 @@ void add_gradients(const BackwardPlan& plan, const KeyUnit& unit, const KeyTile&
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
   const ops::BankGradient& gradient = plan.args.grads[tile.bank];
-  const Span stored = call.stored(tile.bank, unit.row), span = intersect(tile_span(tile.tile), stored);
-  for (int64_t p = span.begin; p < span.end; ++p) {
+  const Span stored = call.stored(tile.bank, unit.row);
+  for (int64_t p = tile.seen.begin; p < tile.seen.end; ++p) {
     const int64_t entry = unit.row * stored.size() + p - stored.begin;
     const int64_t offset = (entry * args.kv_heads + unit.head) * args.head_dim;
     const float* dk = dk_of_tile + (p - tile.tile * kTile) * call.padded;
@@ -392,23 +397,27 @@ void differentiate_unit_as(const BackwardPlan& plan, const KeyUnit& unit, float*
   for (size_t i = unit.first; i < unit.last; ++i) {
     const KeyTile& tile = plan.key_tiles[static_cast<size_t>(unit.row)][i];
     const ops::Bank& bank = args.banks[tile.bank];
-    const Span span = tile_span(tile.tile);
+    const int64_t origin = tile.tile * kTile, unit_columns = std::lcm<int64_t>(panel_width(), kBlockRows);
+    const int64_t begin = (tile.seen.begin - origin) / unit_columns * unit_columns;
+    const int64_t end = round_up(tile.seen.end - origin, unit_columns), keys = end - begin;
+    buffers.used = {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+    const Span span = {static_cast<int32_t>(origin + begin), static_cast<int32_t>(origin + end)};
     // dk and dv hold the keys and values until they are packed.
+    float* dk = buffers.dk + begin * padded;
+    float* dv = buffers.dv + begin * padded;
     const auto pack = [&](float* x, T* transposed) {
       T* rows = reinterpret_cast<T*>(x);
-      pair_columns(x, kTile, padded, padded, rows, padded);
-      pack_transposed(rows, kTile, key_steps, padded, transposed);
+      pair_columns(x, keys, padded, padded, rows, padded);
+      pack_transposed(rows, keys, key_steps, padded, transposed + begin * key_steps);
     };
-    copy_entries(Entries(bank, unit.row, unit.head, true), span, args.head_dim, padded, call.bf16,
-                 buffers.dv);
-    pack(buffers.dv, buffers.values_transposed);
-    copy_entries(Entries(bank, unit.row, unit.head, false), span, args.head_dim, padded, call.bf16,
-                 buffers.dk);
-    buffers.finite = all_finite(buffers.dk, tile_floats);
-    pair_rows(buffers.dk, kTile, padded, padded, buffers.keys, padded);
-    pack(buffers.dk, buffers.keys_transposed);
-    std::fill_n(buffers.dk, tile_floats, 0.0f);
-    std::fill_n(buffers.dv, tile_floats, 0.0f);
+    copy_entries(Entries(bank, unit.row, unit.head, true), span, args.head_dim, padded, call.bf16, dv);
+    pack(dv, buffers.values_transposed);
+    copy_entries(Entries(bank, unit.row, unit.head, false), span, args.head_dim, padded, call.bf16, dk);
+    buffers.finite = all_finite(dk, keys * padded);
+    pair_rows(dk, keys, padded, padded, buffers.keys + begin / kStepValues<T> * padded, padded);
+    pack(dk, buffers.keys_transposed);
+    std::fill_n(dk, keys * padded, 0.0f);
+    std::fill_n(dv, keys * padded, 0.0f);
     for (int64_t b = tile.first_block; b <= tile.last_block; ++b) {
       if (intersect(plan.block_span(tile.bank, unit.row, b), span).empty()) continue;
       differentiate_block(plan, unit, tile, b, buffers, dq_of(b));
@@ -470,7 +479,7 @@ std::vector<KeyTile> plan_tiles(const BackwardPlan& plan, int64_t row) {
     if (seen.empty()) continue;
     const int64_t first = seen.begin / kTile, last = ceil_div(seen.end, kTile);
     const auto base = tiles.size();
-    for (int64_t tile = first; tile < last; ++tile) tiles.push_back({bank, tile, plan.blocks(), -1, 0});
+    for (int64_t tile = first; tile < last; ++tile) tiles.push_back({bank, tile, plan.blocks(), -1, 0, {}});
     for (int64_t t = 0; t < call.args.queries; ++t) {
       const Span span = call.visible(bank, row, t);
       if (span.empty()) continue;
@@ -478,7 +487,9 @@ std::vector<KeyTile> plan_tiles(const BackwardPlan& plan, int64_t row) {
         KeyTile& key_tile = tiles[base + static_cast<size_t>(tile - first)];
         key_tile.first_block = std::min(key_tile.first_block, t / plan.block);
         key_tile.last_block = std::max(key_tile.last_block, t / plan.block);
-        key_tile.pairs += intersect(span, tile_span(tile)).size();
+        const Span seen_of_tile = intersect(span, tile_span(tile));
+        key_tile.pairs += seen_of_tile.size();
+        key_tile.seen = unite(key_tile.seen, seen_of_tile);
       }
     }
     tiles.erase(std::remove_if(tiles.begin() + static_cast<std::ptrdiff_t>(base), tiles.end(),

@@ -539,18 +539,19 @@ inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t s
 template <class T>
 DUOKV_TILE_ATTR HWY_NOINLINE void pair_columns(const float* x, int64_t rows, int64_t n, int64_t stride,
                                                T* dst, int64_t dst_stride) {
-  for (int64_t r = 0; r < rows; ++r, x += stride, dst += dst_stride) {
-    if constexpr (kStepValues<T> == 1) {
-      if (dst != x) std::copy_n(x, n, dst);
-    } else {
+  if constexpr (kStepValues<T> == 1) {
+    if (dst == x) return;
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(x + r * stride, n, dst + r * dst_stride);
+  } else {
 #ifdef DUOKV_BF16_DOT
-      const F f;
+    const F f;
+    for (int64_t r = 0; r < rows; ++r, x += stride, dst += dst_stride) {
       for (int64_t i = 0; i < n; i += lane_count()) {
         const auto narrow = (__m256i)_mm512_cvtneps_pbh(hn::LoadU(f, x + i).raw);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i / 2), narrow);
       }
-#endif
     }
+#endif
   }
 }
 
