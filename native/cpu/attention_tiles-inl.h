@@ -521,15 +521,41 @@ inline bool all_finite(const float* x, int64_t n) {
   return hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// dst(j, i) = src(i, j) for 4 × 4 elements, rows a stride apart.
+template <class T>
+HWY_INLINE void transpose_4x4(const T* src, int64_t src_stride, T* dst, int64_t dst_stride) {
+  const hn::FixedTag<T, 4> d;
+  const hn::RepartitionToWide<decltype(d)> pairs;
+  const auto row0 = hn::LoadU(d, src), row1 = hn::LoadU(d, src + src_stride);
+  const auto row2 = hn::LoadU(d, src + 2 * src_stride), row3 = hn::LoadU(d, src + 3 * src_stride);
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, dst);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, dst + dst_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, dst + 2 * dst_stride);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, dst + 3 * dst_stride);
+}
+#endif
+
 // Panels of the transpose: src, of whose rows of `steps` elements one starts every `stride`, becomes one
-// [steps, panel_width] block for each panel_width keys (fewer in the last), the right operand of a product
-// with queries.
+// [steps, panel_width] block for each panel_width keys, the right operand of a product with queries. `keys`
+// is a multiple of panel_width.
 template <class T>
 inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t stride, T* dst) {
-  for (int64_t key = 0; key < keys; key += panel_width()) {
-    const int64_t width = std::min(panel_width(), keys - key);
-    for (int64_t i = 0; i < steps; ++i, dst += width) {
-      for (int64_t k = 0; k < width; ++k) dst[k] = src[(key + k) * stride + i];
+  const int64_t width = panel_width();
+  for (int64_t key = 0; key < keys; key += width, src += width * stride, dst += width * steps) {
+    int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+    for (; i + 4 <= steps; i += 4) {
+      for (int64_t k = 0; k < width; k += 4)
+        transpose_4x4(src + k * stride + i, stride, dst + i * width + k, width);
+    }
+#endif
+    for (; i < steps; ++i) {
+      for (int64_t k = 0; k < width; ++k) dst[i * width + k] = src[k * stride + i];
     }
   }
 }
