@@ -225,6 +225,42 @@ void accumulate(int64_t rows, Left<T> left, const T* right, int64_t padded, int6
   multiply<Start::kAdd>(rows, left, Matrix<T>{right, padded}, padded, steps, c, padded);
 }
 
+// Adds what query block b's P and dS say of a tile's keys to its dk and dv. Of each group of kBlockRows keys
+// the rows first_row … last_row-1 see some.
+template <class T>
+void add_to_keys(const BackwardPlan& plan, const KeyUnit& unit, int64_t b, const TileBuffers<T>& buffers,
+                 const int64_t* first_row, const int64_t* last_row) {
+  constexpr int64_t kValues = kStepValues<T>;
+  const int64_t padded = plan.call.padded;
+  const T* q = plan.stacked_block<T>(plan.stacked.q, unit.row, unit.head, b) + along_rows<T>(plan);
+  const T* dout = plan.stacked_block<T>(plan.stacked.dout, unit.row, unit.head, b) + along_rows<T>(plan);
+  for (int64_t g = 0; g < kTile / kBlockRows; ++g) {
+    const int64_t key = g * kBlockRows;
+    if (first_row[g] >= last_row[g]) continue;
+    if (plan.finite(unit.row, unit.head, b)) {
+      const int64_t first = first_row[g] / kValues, steps = ceil_div(last_row[g], kValues) - first;
+      accumulate(kBlockRows, Left<T>{buffers.p + first * kTile + key, 1, kTile}, dout + first * padded,
+                 padded, steps, buffers.dv + key * padded);
+      accumulate(kBlockRows, Left<T>{buffers.ds + first * kTile + key, 1, kTile}, q + first * padded, padded,
+                 steps, buffers.dk + key * padded);
+      continue;
+    }
+    // 0 · inf is NaN: a key must not meet rows that do not see it. Those that do are consecutive.
+    for (int64_t k = key; k < key + kBlockRows; ++k) {
+      int64_t begin = last_row[g], end = 0;
+      for (int64_t r = first_row[g]; r < last_row[g]; ++r) {
+        const Span s = buffers.own[r];
+        if (s.begin <= k && k < s.end) begin = std::min(begin, r), end = r + 1;
+      }
+      if (begin >= end) continue;
+      multiply_some(Left<T>{buffers.p + k, 1, kTile}, Matrix<T>{dout, padded}, padded, begin, end,
+                    buffers.dv + k * padded);
+      multiply_some(Left<T>{buffers.ds + k, 1, kTile}, Matrix<T>{q, padded}, padded, begin, end,
+                    buffers.dk + k * padded);
+    }
+  }
+}
+
 // A tile of keys against query block b: adds to the tile's dk, dv and to dq [rows of the block, padded].
 template <class T>
 void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const KeyTile& tile, int64_t b,
@@ -249,7 +285,6 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
   int64_t first_row[kTile / kBlockRows], last_row[kTile / kBlockRows];
   std::fill_n(first_row, kTile / kBlockRows, rows);
   std::fill_n(last_row, kTile / kBlockRows, 0);
-
   for (int64_t t = begin_position, r = 0; t < end_position; ++t, r += call.group) {
     const Span s = intersect(call.visible(tile.bank, unit.row, t), tile_span(tile.tile));
     std::fill_n(buffers.own + r, call.group, s.empty() ? Span{} : Span{s.begin - origin, s.end - origin});
@@ -305,7 +340,7 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
                  rows_dq);
       continue;
     }
-    // 0 · inf is NaN: a row must not meet keys it does not see.
+    // Likewise a row and keys that it does not see.
     for (int64_t r = 0; r < count; ++r) {
       if (own[r].empty()) continue;
       multiply_some(Left<T>{row_left + r * kTile, kTile, 1}, Matrix<T>{buffers.keys, padded}, padded,
@@ -313,32 +348,7 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
     }
   }
 
-  q += along_rows<T>(plan), dout += along_rows<T>(plan);
-  for (int64_t g = 0; g < kTile / kBlockRows; ++g) {
-    const int64_t key = g * kBlockRows;
-    if (first_row[g] >= last_row[g]) continue;
-    if (plan.finite(unit.row, unit.head, b)) {
-      const int64_t first = first_row[g] / kValues, steps = ceil_div(last_row[g], kValues) - first;
-      accumulate(kBlockRows, Left<T>{buffers.p + first * kTile + key, 1, kTile}, dout + first * padded,
-                 padded, steps, buffers.dv + key * padded);
-      accumulate(kBlockRows, Left<T>{buffers.ds + first * kTile + key, 1, kTile}, q + first * padded, padded,
-                 steps, buffers.dk + key * padded);
-      continue;
-    }
-    // Likewise a key and rows that do not see it. Those that do are consecutive.
-    for (int64_t k = key; k < key + kBlockRows; ++k) {
-      int64_t begin = last_row[g], end = 0;
-      for (int64_t r = first_row[g]; r < last_row[g]; ++r) {
-        const Span s = buffers.own[r];
-        if (s.begin <= k && k < s.end) begin = std::min(begin, r), end = r + 1;
-      }
-      if (begin >= end) continue;
-      multiply_some(Left<T>{buffers.p + k, 1, kTile}, Matrix<T>{dout, padded}, padded, begin, end,
-                    buffers.dv + k * padded);
-      multiply_some(Left<T>{buffers.ds + k, 1, kTile}, Matrix<T>{q, padded}, padded, begin, end,
-                    buffers.dk + k * padded);
-    }
-  }
+  add_to_keys(plan, unit, b, buffers, first_row, last_row);
 }
 
 // Adds a finished tile to the bank's gradients.

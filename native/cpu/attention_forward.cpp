@@ -205,7 +205,7 @@ template <class T>
 void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank, int64_t tile,
                  const UnitMemory& memory) {
   const UnitPart& part = memory.parts[bank];
-  const T* queries = reinterpret_cast<const T*>(memory.queries);
+  const auto* queries = reinterpret_cast<const T*>(memory.queries);
   float* scores = memory.scores;
   const AttentionCall& call = packed.call;
   const PackedRow& packed_row = packed.row(bank, unit.row);
@@ -238,7 +238,7 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
     const auto softmax = call.bf16 && kStepValues<T> == 1 ? &softmax_block<true> : &softmax_block<false>;
     softmax(call.args.scale, count, columns, own, part.biases + r0, scores, part.running + r0, factors);
     T* weights = reinterpret_cast<T*>(scores);
-    pair_columns(scores, count, end, kTile, weights, kTile);
+    pair_columns(scores + begin, count, end - begin, kTile, weights + begin / kStepValues<T>, kTile);
     // Pairs are of absolute positions; a partner that is not seen has no weight.
     const int64_t first = columns.begin / kStepValues<T>, last = ceil_div(columns.end, kStepValues<T>);
     same = same && columns.begin % kStepValues<T> == 0 && columns.end % kStepValues<T> == 0;
