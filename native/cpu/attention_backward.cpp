@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "cpu/attention.h"
+#include "cpu/attention_backward_plan.h"
 #include "cpu/device.h"
 #include "cpu/operations.h"
 
@@ -21,83 +21,7 @@
 namespace duokv::cpu {
 namespace {
 
-// Tile i of a bank holds positions i · kTile …, a multiple of every target's panels and register blocks.
-constexpr int64_t kTile = 192;
-constexpr int64_t kBlockRowsTarget = 96;
-
-// With fewer rows and KV heads than this, each of them is cut into groups of key tiles, so that many cores
-// find work.
-constexpr int64_t kUnitsWanted = 32;
-
-// Per query: what P = exp(score - lse) and dS = P ∘ (dP - delta) need. Where a query sees one entry in all
-// its weight is 1 whatever the score, and `factor` 0 makes dS exactly so.
-struct QueryTerms {
-  float lse, delta, factor;
-};
-
-// Queries and output gradients of every row and KV head, stacked. A block of them is [block_rows, padded]
-// FP32 values or, in as many words, pairs of BF16 values: [block_rows, padded / 2] for products along
-// columns, then [block_rows / 2, padded] for those along rows.
-struct Stacked {
-  float* q;           // [batch, kv_heads, blocks] of blocks
-  float* dout;        // the same
-  QueryTerms* terms;  // [batch, kv_heads, queries · group]
-  uint8_t* finite;    // [batch, kv_heads, blocks] whether all of a block's q and dout are
-};
-
-// A tile of a row of a bank and the query blocks that see some of it.
-struct KeyTile {
-  int32_t bank;
-  int64_t tile, first_block, last_block;
-  int64_t pairs;
-  Span seen;
-};
-
-// A run of one row's key tiles, for one KV head: the owner of these keys' gradients, and of its own part of
-// dq.
-struct KeyUnit {
-  int64_t row;
-  int32_t head;
-  size_t first, last;  // key_tiles[row], last exclusive
-  int64_t begin, end;  // query positions
-  int64_t pairs;
-  float* dq;  // [(end - begin) · group, padded]
-};
-
-struct BackwardPlan {
-  const AttentionCall& call;
-  const ops::AttentionBackwardArgs& args;
-  int64_t block;        // query positions of a block
-  int64_t step_values;  // of a step of a product: 1, or 2 where it is of BF16 pairs
-  Stacked stacked;
-  std::vector<Span> block_spans;                // [bank_count, batch, blocks] what a block sees
-  std::vector<std::vector<KeyTile>> key_tiles;  // by row, bank after bank
-  std::vector<KeyUnit> units;                   // by row, KV head, group
-  std::vector<size_t> first_units;              // [batch · kv_heads + 1]
-
-  int64_t blocks() const { return ceil_div(call.args.queries, block); }
-  int64_t stack_rows() const { return call.args.queries * call.group; }
-  int64_t block_rows() const { return round_up(block * call.group, 2); }
-  int64_t block_index(int64_t row, int64_t head, int64_t b) const {
-    return (row * call.args.kv_heads + head) * blocks() + b;
-  }
-  uint8_t& finite(int64_t row, int64_t head, int64_t b) const {
-    return stacked.finite[block_index(row, head, b)];
-  }
-  // Block b of q or dout.
-  template <class T>
-  T* stacked_block(float* stack, int64_t row, int64_t head, int64_t b) const {
-    return reinterpret_cast<T*>(stack) + block_index(row, head, b) * block_rows() * call.padded;
-  }
-  int64_t stack(int64_t row, int64_t head) const { return (row * call.args.kv_heads + head) * stack_rows(); }
-  Span block_span(int32_t bank, int64_t row, int64_t b) const {
-    return block_spans[static_cast<size_t>((bank * call.args.batch + row) * blocks() + b)];
-  }
-};
-
-Span tile_span(int64_t tile) {
-  return {static_cast<int32_t>(tile * kTile), static_cast<int32_t>((tile + 1) * kTile)};
-}
+constexpr int64_t kTile = KeyTile::kKeys;
 
 }  // namespace
 }  // namespace duokv::cpu
@@ -171,7 +95,7 @@ void stack_block_as(const BackwardPlan& plan, int64_t row, int64_t head, int64_t
 }
 
 void stack_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b, float* scratch) {
-  with_operands(plan.step_values == 2,
+  with_operands(plan.step_values,
                 [&]<class T>(T) HWY_ATTR { stack_block_as<T>(plan, row, head, b, scratch); });
 }
 
@@ -286,7 +210,7 @@ void differentiate_block(const BackwardPlan& plan, const KeyUnit& unit, const Ke
   std::fill_n(first_row, kTile / kBlockRows, rows);
   std::fill_n(last_row, kTile / kBlockRows, 0);
   for (int64_t t = begin_position, r = 0; t < end_position; ++t, r += call.group) {
-    const Span s = intersect(call.visible(tile.bank, unit.row, t), tile_span(tile.tile));
+    const Span s = intersect(call.visible(tile.bank, unit.row, t), tile.span());
     std::fill_n(buffers.own + r, call.group, s.empty() ? Span{} : Span{s.begin - origin, s.end - origin});
     std::fill_n(buffers.biases + r, call.group, call.bias(tile.bank, unit.row, t));
   }
@@ -438,7 +362,7 @@ void differentiate_unit_as(const BackwardPlan& plan, const KeyUnit& unit, float*
 }
 
 void differentiate_unit(const BackwardPlan& plan, const KeyUnit& unit, float* scratch) {
-  with_operands(plan.step_values == 2,
+  with_operands(plan.step_values,
                 [&]<class T>(T) HWY_ATTR { differentiate_unit_as<T>(plan, unit, scratch); });
 }
 
@@ -463,8 +387,6 @@ void merge_block(const BackwardPlan& plan, int64_t row, int64_t head, int64_t b)
   }
 }
 
-int64_t step_values(const AttentionCall& call) { return multiplies_pairs(call) ? 2 : 1; }
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace duokv::cpu
@@ -479,64 +401,6 @@ HWY_EXPORT(step_values);
 HWY_EXPORT(stack_block);
 HWY_EXPORT(differentiate_unit);
 HWY_EXPORT(merge_block);
-
-// The row's key tiles that some query sees, with their numbers of visible pairs.
-std::vector<KeyTile> plan_tiles(const BackwardPlan& plan, int64_t row) {
-  const AttentionCall& call = plan.call;
-  std::vector<KeyTile> tiles;
-  for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
-    const Span seen = call.visible(bank, row, 0, call.args.queries);
-    if (seen.empty()) continue;
-    const int64_t first = seen.begin / kTile, last = ceil_div(seen.end, kTile);
-    const auto base = tiles.size();
-    for (int64_t tile = first; tile < last; ++tile) tiles.push_back({bank, tile, plan.blocks(), -1, 0, {}});
-    for (int64_t t = 0; t < call.args.queries; ++t) {
-      const Span span = call.visible(bank, row, t);
-      if (span.empty()) continue;
-      for (int64_t tile = span.begin / kTile; tile * kTile < span.end; ++tile) {
-        KeyTile& key_tile = tiles[base + static_cast<size_t>(tile - first)];
-        key_tile.first_block = std::min(key_tile.first_block, t / plan.block);
-        key_tile.last_block = std::max(key_tile.last_block, t / plan.block);
-        const Span seen_of_tile = intersect(span, tile_span(tile));
-        key_tile.pairs += seen_of_tile.size();
-        key_tile.seen = unite(key_tile.seen, seen_of_tile);
-      }
-    }
-    tiles.erase(std::remove_if(tiles.begin() + static_cast<std::ptrdiff_t>(base), tiles.end(),
-                               [](const KeyTile& tile) { return tile.pairs == 0; }),
-                tiles.end());
-  }
-  return tiles;
-}
-
-// Cuts a row's tiles into `groups` runs of about equal work, for every KV head.
-void plan_units(BackwardPlan& plan, int64_t row, int64_t groups) {
-  const ops::AttentionArgs& args = plan.call.args;
-  const std::vector<KeyTile>& tiles = plan.key_tiles[static_cast<size_t>(row)];
-  int64_t total = 0;
-  for (const KeyTile& tile : tiles) total += tile.pairs;
-  std::vector<KeyUnit> cuts;
-  int64_t done = 0;
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    const auto cut_count = static_cast<int64_t>(cuts.size());
-    if (cuts.empty() || done * groups >= total * cut_count) {
-      cuts.push_back({row, 0, i, i, args.queries, 0, 0, nullptr});
-    }
-    KeyUnit& unit = cuts.back();
-    unit.last = i + 1;
-    unit.begin = std::min(unit.begin, tiles[i].first_block * plan.block);
-    unit.end = std::max(unit.end, std::min(args.queries, (tiles[i].last_block + 1) * plan.block));
-    unit.pairs += tiles[i].pairs;
-    done += tiles[i].pairs;
-  }
-  for (int32_t head = 0; head < args.kv_heads; ++head) {
-    plan.first_units.push_back(plan.units.size());
-    for (KeyUnit unit : cuts) {
-      unit.head = head;
-      plan.units.push_back(unit);
-    }
-  }
-}
 
 }  // namespace
 
@@ -553,30 +417,7 @@ Status attention_backward(Device* device, const ops::AttentionBackwardArgs* back
       }
     }
     const AttentionCall call(args);
-    BackwardPlan plan{call,
-                      *backward,
-                      std::max<int64_t>(1, kBlockRowsTarget / call.group),
-                      HWY_DYNAMIC_DISPATCH(step_values)(call),
-                      {},
-                      {},
-                      {},
-                      {},
-                      {}};
-    for (int32_t bank = 0; bank < args.bank_count; ++bank) {
-      for (int64_t row = 0; row < args.batch; ++row) {
-        for (int64_t b = 0; b < plan.blocks(); ++b) {
-          const int64_t end = std::min(args.queries, (b + 1) * plan.block);
-          plan.block_spans.push_back(call.visible(bank, row, b * plan.block, end));
-        }
-      }
-    }
-    const int64_t groups = ceil_div(kUnitsWanted, std::max<int64_t>(1, args.batch * args.kv_heads));
-    for (int64_t row = 0; row < args.batch; ++row) {
-      plan.key_tiles.push_back(plan_tiles(plan, row));
-      plan_units(plan, row, groups);
-    }
-    plan.first_units.push_back(plan.units.size());
-
+    BackwardPlan plan(call, *backward, HWY_DYNAMIC_DISPATCH(step_values)(call));
     const int64_t rows = args.batch * args.kv_heads * plan.stack_rows();
     const int64_t blocks = args.batch * args.kv_heads * plan.blocks();
     const int64_t block_floats = plan.block_rows() * call.padded, stack_floats = blocks * block_floats;

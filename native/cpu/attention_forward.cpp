@@ -146,8 +146,7 @@ void pack_tile_as(const PackedBanks& packed, const PackUnit& unit, float* scratc
 }
 
 void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) {
-  with_operands(packed.step_values == 2,
-                [&]<class T>(T) HWY_ATTR { pack_tile_as<T>(packed, unit, scratch); });
+  with_operands(packed.step_values, [&]<class T>(T) HWY_ATTR { pack_tile_as<T>(packed, unit, scratch); });
 }
 
 // Values of a block's rows, up to a multiple of every vector length.
@@ -307,11 +306,8 @@ void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte*
 }
 
 void attend_unit(const PackedBanks& packed, const QueryUnit& unit, std::byte* scratch) {
-  with_operands(packed.step_values == 2,
-                [&]<class T>(T) HWY_ATTR { attend_unit_as<T>(packed, unit, scratch); });
+  with_operands(packed.step_values, [&]<class T>(T) HWY_ATTR { attend_unit_as<T>(packed, unit, scratch); });
 }
-
-int64_t step_values(const AttentionCall& call) { return multiplies_pairs(call) ? 2 : 1; }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
