@@ -22,8 +22,9 @@ namespace {
 // largest score up to the end of a tile. It is a multiple of every panel width.
 constexpr int64_t kTile = 256;
 
-// Rows of a work unit: enough that a tile, read from the second-level cache, serves many rows.
-constexpr int64_t kUnitRows = 96;
+// Rows of a work unit: enough that a tile, read from the second-level cache, serves many rows. Twice as many
+// where kManyUnits such units are left: the tiles come from farther off than that.
+constexpr int64_t kUnitRows = 96, kManyUnits = 64;
 
 Span tile_span(int64_t tile) {
   return {static_cast<int32_t>(tile * kTile), static_cast<int32_t>((tile + 1) * kTile)};
@@ -323,7 +324,9 @@ HWY_EXPORT(attend_unit);
 
 void tiled_attention(Device* device, const AttentionCall& call) {
   const ops::AttentionArgs& args = call.args;
-  const int64_t positions = std::max<int64_t>(1, kUnitRows / call.group);
+  const int64_t large_units = args.batch * args.kv_heads * (args.queries * call.group / (2 * kUnitRows));
+  const int64_t unit_rows = large_units < kManyUnits ? kUnitRows : 2 * kUnitRows;
+  const int64_t positions = std::max<int64_t>(1, unit_rows / call.group);
 
   PackedBanks packed{call, HWY_DYNAMIC_DISPATCH(step_values)(call), {}};
   int64_t tiles = 0;
