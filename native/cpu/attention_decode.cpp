@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/attention.h"
@@ -13,6 +15,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/attention_tiles-inl.h"
+#include "cpu/bf16_dot-inl.h"
 
 #ifndef DUOKV_CPU_ATTENTION_DECODE_
 #define DUOKV_CPU_ATTENTION_DECODE_
@@ -24,15 +27,14 @@ namespace {
 constexpr int64_t kPiece = 256;
 
 // Query heads that read an entry together, and keys that are multiplied together: 12 accumulators, which with
-// the heads' queries and one entry fill the register file. The keys lie far apart, as several streams keep
-// the memory busier than one.
+// the heads' queries and one entry fill the register file.
 constexpr int64_t kHeadsAtOnce = 3;
 constexpr int64_t kKeysAtOnce = 4;
 // Keys whose values are added before moving to the next columns: they stay in the first-level cache.
 constexpr int64_t kValuesAtOnce = 32;
 // Units that one thread streams in a row, each fetching the next one's keys.
 constexpr int64_t kUnitsInARow = 16;
-constexpr int64_t kChunksOfThread = 4;
+constexpr int64_t kChunksOfThread = 2;
 
 // One piece of one row of a bank for one KV head.
 struct StreamUnit {
@@ -54,10 +56,29 @@ struct Partials {
 
 // Entries that will be read next, fetched one by one while others are multiplied: values during the scores,
 // the next unit's keys during the values. The memory would be idle meanwhile. A stride of 0, in bytes,
-// fetches nothing.
+// fetches nothing new.
 struct Ahead {
   const char* data;
   int64_t stride;
+};
+
+// What a thread computes a unit with, and its parts for the widened or the paired way.
+struct UnitScratch {
+  UnitScratch(const AttentionCall& call, float* memory)
+      : scores(memory),
+        weights(reinterpret_cast<uint16_t*>(scores + kHeadsAtOnce * kPiece)),
+        zeros(weights + kHeadsAtOnce * kPiece),
+        queries(scores + kHeadsAtOnce * kPiece * 3 / 2 + call.padded),
+        copies(queries + call.group * call.padded) {}
+  static int64_t floats(const AttentionCall& call) {
+    return kHeadsAtOnce * kPiece * 3 / 2 + (1 + call.group + 2 * kPiece) * call.padded;
+  }
+
+  float* scores;      // [kHeadsAtOnce, kPiece]
+  uint16_t* weights;  // the same in BF16
+  uint16_t* zeros;    // [padded] the values of a position that is not seen
+  float* queries;     // [group, padded]
+  float* copies;      // keys and values [kPiece, padded]
 };
 
 struct StreamPlan {
@@ -76,8 +97,50 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-HWY_INLINE V load_entry(const float* p) { return hn::LoadU(F(), p); }
-HWY_INLINE V load_entry(const uint16_t* p) { return load_bf16(F(), p); }
+// How entries are multiplied: widened to FP32, one to a lane.
+template <class T>
+struct Widened {
+  using Entry = T;        // as a bank or a copy of it holds them
+  using Operand = float;  // queries
+  static HWY_INLINE int64_t step() { return lane_count(); }
+  static HWY_INLINE V load(const float* p) { return hn::LoadU(F(), p); }
+  static HWY_INLINE V load(const uint16_t* p) { return load_bf16(F(), p); }
+  static HWY_INLINE V add(V sum, V a, V b) { return hn::MulAdd(a, b, sum); }
+};
+
+#ifdef DUOKV_BF16_DOT
+// BF16 entries as they are, a pair to a lane.
+struct Paired {
+  using Entry = uint16_t;
+  using Operand = uint16_t;
+  static HWY_INLINE int64_t step() { return 2 * lane_count(); }
+  static HWY_INLINE Bf16Pairs load(const uint16_t* p) {
+    return hn::LoadU(hn::ScalableTag<uint32_t>(), reinterpret_cast<const uint32_t*>(p));
+  }
+  static HWY_INLINE V add(V sum, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sum, a, b); }
+};
+#endif
+
+// `bytes` of each of the next kEntries entries.
+template <int kEntries>
+HWY_INLINE void fetch(Ahead& ahead, int64_t bytes) {
+  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) {
+    for (int64_t j = 0; j < bytes; j += kCacheLine) hwy::Prefetch(ahead.data + j);
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// The sum of a vector's blocks of four lanes.
+template <class D, class VD>
+HWY_INLINE auto sum_blocks(D d, VD v) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return sum_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  } else {
+    return v;
+  }
+}
+#endif
 
 // sums[0 … 3] = the sum of each vector's lanes, in one fixed order.
 HWY_INLINE void sum_lanes(V a, V b, V c, V d, float* sums) {
@@ -91,20 +154,15 @@ HWY_INLINE void sum_lanes(V a, V b, V c, V d, float* sums) {
   const auto cd = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(f, c, d), hn::InterleaveUpper(f, c, d)));
   const V even = hn::BitCast(f, hn::InterleaveLower(pairs, ab, cd));
   const V odd = hn::BitCast(f, hn::InterleaveUpper(pairs, ab, cd));
-  HWY_ALIGN float blocks[HWY_MAX_BYTES / sizeof(float)];
-  hn::Store(hn::Add(even, odd), f, blocks);
-  const hn::CappedTag<float, 4> four;
-  auto sum = hn::Load(four, blocks);
-  for (int64_t i = 4; i < lane_count(); i += 4) sum = hn::Add(sum, hn::Load(four, blocks + i));
-  hn::StoreU(sum, four, sums);
+  hn::StoreU(sum_blocks(f, hn::Add(even, odd)), hn::FixedTag<float, 4>(), sums);
 #endif
 }
 
-// scores [kHeads, kPiece] of kKeys keys, `stride` elements apart, which lie `apart` columns from each other.
-// queries [kHeads, padded].
-template <int kHeads, int kKeys, class T>
-HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, const T* HWY_RESTRICT keys,
-                           int64_t stride, int64_t apart, float* HWY_RESTRICT scores) {
+// scores [kHeads, kPiece] of kKeys keys, `stride` elements apart. queries [kHeads, padded].
+template <class Way, int kHeads, int kKeys>
+HWY_INLINE void score_keys(const typename Way::Operand* HWY_RESTRICT queries, int64_t padded,
+                           const typename Way::Entry* HWY_RESTRICT keys, int64_t stride,
+                           float* HWY_RESTRICT scores) {
   const F f;
   V sums[kHeads][kKeys];
 #pragma GCC unroll 8
@@ -112,23 +170,21 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
 #pragma GCC unroll 8
     for (int k = 0; k < kKeys; ++k) sums[h][k] = hn::Zero(f);
   }
-  for (int64_t i = 0; i < padded; i += lane_count()) {
-    V q[kHeads];
+  for (int64_t i = 0; i < padded; i += Way::step()) {
+    decltype(Way::load(queries)) q[kHeads];
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) q[h] = hn::LoadU(f, queries + h * padded + i);
+    for (int h = 0; h < kHeads; ++h) q[h] = Way::load(queries + h * padded + i);
 #pragma GCC unroll 8
     for (int k = 0; k < kKeys; ++k) {
-      const V x = load_entry(keys + k * stride + i);
+      const auto x = Way::load(keys + k * stride + i);
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) sums[h][k] = hn::MulAdd(q[h], x, sums[h][k]);
+      for (int h = 0; h < kHeads; ++h) sums[h][k] = Way::add(sums[h][k], q[h], x);
     }
   }
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
     if constexpr (kKeys == kKeysAtOnce) {
-      float four[kKeysAtOnce];
-      sum_lanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3], four);
-      for (int k = 0; k < kKeys; ++k) scores[h * kPiece + k * apart] = four[k];
+      sum_lanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores + h * kPiece);
     } else {
       const V zero = hn::Zero(f);
       float lone[kKeysAtOnce];
@@ -138,18 +194,17 @@ HWY_INLINE void score_keys(const float* HWY_RESTRICT queries, int64_t padded, co
   }
 }
 
-template <int kHeads, class T>
-HWY_INLINE void score_run(const float* queries, int64_t padded, const T* keys, int64_t stride, int64_t count,
-                          float* scores, Ahead ahead) {
-  const int64_t apart = count / kKeysAtOnce, bytes = padded * static_cast<int64_t>(sizeof(T));
-  for (int64_t k = 0; k < apart; ++k) {
-    for (int64_t i = 0; i < kKeysAtOnce; ++i, ahead.data += ahead.stride) {
-      for (int64_t j = 0; j < bytes; j += kCacheLine) hwy::Prefetch(ahead.data + j);
-    }
-    score_keys<kHeads, kKeysAtOnce>(queries, padded, keys + k * stride, apart * stride, apart, scores + k);
+template <class Way, int kHeads>
+HWY_INLINE void score_run(const typename Way::Operand* queries, int64_t padded,
+                          const typename Way::Entry* keys, int64_t stride, int64_t count, float* scores,
+                          Ahead ahead) {
+  int64_t k = 0;
+  for (; k + kKeysAtOnce <= count; k += kKeysAtOnce, keys += kKeysAtOnce * stride) {
+    fetch<kKeysAtOnce>(ahead, padded * static_cast<int64_t>(sizeof(*keys)));
+    score_keys<Way, kHeads, kKeysAtOnce>(queries, padded, keys, stride, scores + k);
   }
-  for (int64_t k = apart * kKeysAtOnce; k < count; ++k)
-    score_keys<kHeads, 1>(queries, padded, keys + k * stride, stride, 1, scores + k);
+  for (; k < count; ++k, keys += stride)
+    score_keys<Way, kHeads, 1>(queries, padded, keys, stride, scores + k);
 }
 
 // sums [kHeads, kVectors·lanes] += weights [kHeads, kPiece] · values.
@@ -164,16 +219,14 @@ HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTR
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) acc[h][v] = hn::LoadU(f, sums + h * padded + v * lanes);
   }
-  for (int64_t k = 0; k < count; ++k, values += stride, ahead.data += ahead.stride) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < kVectors * lanes * static_cast<int64_t>(sizeof(T)); i += kCacheLine)
-      hwy::Prefetch(ahead.data + i);
+  for (int64_t k = 0; k < count; ++k, values += stride) {
+    fetch<1>(ahead, kVectors * lanes * static_cast<int64_t>(sizeof(T)));
     V p[kHeads];
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) p[h] = hn::Set(f, weights[h * kPiece + k]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      const V x = load_entry(values + v * lanes);
+      const V x = Widened<T>::load(values + v * lanes);
 #pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) acc[h][v] = hn::MulAdd(p[h], x, acc[h][v]);
     }
@@ -221,26 +274,134 @@ struct PieceSource {
   }
 };
 
-// One query's kHeads heads over what it sees of a piece.
+// sums [kHeads, padded] = weights · values over a span of a piece that begins at position `origin`.
 template <int kHeads, class T>
+HWY_INLINE void add_span(Widened<T>, const UnitScratch& scratch, int64_t padded, const PieceSource<T>& values,
+                         Span span, int64_t origin, float* sums, Ahead ahead) {
+  values.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
+    add_run<kHeads>(scratch.scores + p - origin, run, values.stride, count, sums, padded, ahead);
+    ahead.data += count * ahead.stride;
+  });
+}
+
+#ifdef DUOKV_BF16_DOT
+// sums [kHeads, kBlocks · 32] += weights · values of `pairs` pairs of positions; `even` and `odd` are the
+// first pair's values and `stride` leads to the next ones'. Of 32 columns the sums keep those first that the
+// lower half of an interleave holds.
+template <int kHeads, int kBlocks>
+HWY_INLINE void add_pairs(const uint16_t* HWY_RESTRICT weights, const uint16_t* even, const uint16_t* odd,
+                          int64_t stride, int64_t pairs, float* HWY_RESTRICT sums, int64_t padded,
+                          Ahead ahead) {
+  const F f;
+  const hn::ScalableTag<uint16_t> d16;
+  const hn::ScalableTag<uint32_t> d32;
+  const int64_t lanes = lane_count();
+  V acc[kHeads][2 * kBlocks];
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * kBlocks; ++v) acc[h][v] = hn::LoadU(f, sums + h * padded + v * lanes);
+  }
+  for (int64_t k = 0; k < pairs; ++k, even += stride, odd += stride) {
+    fetch<2>(ahead, kBlocks * 64);
+    Bf16Pairs p[kHeads];
+#pragma GCC unroll 8
+    for (int h = 0; h < kHeads; ++h) {
+      uint32_t pair;
+      std::memcpy(&pair, weights + h * kPiece + 2 * k, sizeof(pair));
+      p[h] = hn::Set(d32, pair);
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b < kBlocks; ++b) {
+      const auto x = hn::LoadU(d16, even + b * 32), y = hn::LoadU(d16, odd + b * 32);
+      const auto lower = hn::BitCast(d32, hn::InterleaveLower(d16, x, y));
+      const auto upper = hn::BitCast(d32, hn::InterleaveUpper(d16, x, y));
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        acc[h][2 * b] = dot_bf16(acc[h][2 * b], p[h], lower);
+        acc[h][2 * b + 1] = dot_bf16(acc[h][2 * b + 1], p[h], upper);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 8
+    for (int v = 0; v < 2 * kBlocks; ++v) hn::StoreU(acc[h][v], f, sums + h * padded + v * lanes);
+  }
+}
+
+template <int kHeads>
+HWY_INLINE void add_pair_run(const uint16_t* weights, const uint16_t* even, const uint16_t* odd,
+                             int64_t stride, int64_t pairs, float* sums, int64_t padded, Ahead ahead) {
+  int64_t i = 0;
+  for (; i + 64 <= padded; i += 64)
+    add_pairs<kHeads, 2>(weights, even + i, odd + i, stride, pairs, sums + i, padded,
+                         Ahead{ahead.data + 2 * i, ahead.stride});
+  for (; i < padded; i += 32)
+    add_pairs<kHeads, 1>(weights, even + i, odd + i, stride, pairs, sums + i, padded,
+                         Ahead{ahead.data + 2 * i, ahead.stride});
+}
+
+// Positions 2i and 2i + 1 are a pair, wherever they lie and whether or not both are seen: what a query gets
+// depends on neither.
+template <int kHeads>
+HWY_INLINE void add_span(Paired, const UnitScratch& scratch, int64_t padded,
+                         const PieceSource<uint16_t>& values, Span span, int64_t origin, float* sums,
+                         Ahead ahead) {
+  const F f;
+  const int64_t lanes = lane_count();
+  for (int h = 0; h < kHeads; ++h) {
+    // The softmax left zeros beside the span.
+    for (int64_t i = (span.begin - origin) / lanes * lanes; i < span.end - origin; i += lanes)
+      store_narrow(hn::LoadU(f, scratch.scores + h * kPiece + i), scratch.weights + h * kPiece + i);
+  }
+  const auto add = [&](int64_t p, const uint16_t* even, const uint16_t* odd, int64_t pairs) HWY_ATTR {
+    add_pair_run<kHeads>(scratch.weights + p - origin, even, odd, 2 * values.stride, pairs, sums, padded,
+                         ahead);
+    ahead.data += 2 * pairs * ahead.stride;
+  };
+  const uint16_t* even = scratch.zeros;  // of a pair whose other position is in the next run
+  values.for_runs(span, [&](int64_t p, int64_t count, const uint16_t* run) HWY_ATTR {
+    if (p % 2 != 0) {
+      add(p - 1, even, run, 1);
+      even = scratch.zeros;
+      ++p, --count, run += values.stride;
+    }
+    if (count >= 2) add(p, run, run + values.stride, count / 2);
+    if (count % 2 != 0) even = run + (count - 1) * values.stride;
+  });
+  if (span.end % 2 != 0) add(span.end - 1, even, scratch.zeros, 1);
+  // The columns in their order.
+  for (float* block = sums; block < sums + kHeads * padded; block += 32) {
+    float halves[32];
+    std::memcpy(halves, block, sizeof(halves));
+    for (int64_t i = 0; i < 4; ++i) {
+      std::memcpy(block + 8 * i, halves + 4 * i, 4 * sizeof(float));
+      std::memcpy(block + 8 * i + 4, halves + 16 + 4 * i, 4 * sizeof(float));
+    }
+  }
+}
+#endif
+
+// One query's kHeads heads over what it sees of a piece.
+template <class Way, int kHeads>
 void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, float bias,
-                  const float* queries, const PieceSource<T>& keys, const PieceSource<T>& values,
-                  float* scores, float* sums, float* running, Ahead while_scoring, Ahead while_adding) {
-  const int64_t origin = unit.span.begin / kPiece * kPiece, padded = call.padded;
-  keys.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
-    score_run<kHeads>(queries, padded, run, keys.stride, count, scores + p - origin, while_scoring);
+                  const typename Way::Operand* queries, const PieceSource<typename Way::Entry>& keys,
+                  const PieceSource<typename Way::Entry>& values, const UnitScratch& scratch, float* sums,
+                  float* running, Ahead while_scoring, Ahead while_adding) {
+  const int64_t origin = unit.span.begin / kPiece * kPiece;
+  keys.for_runs(span, [&](int64_t p, int64_t count, const typename Way::Entry* run) HWY_ATTR {
+    score_run<Way, kHeads>(queries, call.padded, run, keys.stride, count, scratch.scores + p - origin,
+                           while_scoring);
     while_scoring.data += count * while_scoring.stride;
   });
   for (int h = 0; h < kHeads; ++h) {
     Running r;
-    softmax_columns(call.bf16, scores + h * kPiece, span.begin - origin, span.end - origin,
+    softmax_columns(call.bf16, scratch.scores + h * kPiece, span.begin - origin, span.end - origin,
                     span.begin - origin, span.end - origin, call.args.scale, bias, r);
     running[2 * h] = r.max, running[2 * h + 1] = r.sum;
   }
-  values.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
-    add_run<kHeads>(scores + p - origin, run, values.stride, count, sums, padded, while_adding);
-    while_adding.data += count * while_adding.stride;
-  });
+  add_span<kHeads>(Way(), scratch, call.padded, values, span, origin, sums, while_adding);
 }
 
 // A unit's keys or values, up to where its bank's ring wraps.
@@ -253,12 +414,14 @@ Ahead ahead_of(const AttentionCall& call, const StreamUnit& unit, bool values) {
   return {static_cast<const char*>(data), entries.stride * (narrow ? 2 : 4)};
 }
 
-template <class T>
-void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceSource<T>& keys,
-                    const PieceSource<T>& values, Ahead unit_values, Ahead next_keys, float* queries,
-                    float* scores) {
+template <class Way>
+void stream_queries(const StreamPlan& plan, const StreamUnit& unit,
+                    const PieceSource<typename Way::Entry>& keys,
+                    const PieceSource<typename Way::Entry>& values, Ahead unit_values, Ahead next_keys,
+                    const UnitScratch& scratch) {
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
+  auto* queries = reinterpret_cast<typename Way::Operand*>(scratch.queries);
   for (int64_t t = 0; t < args.queries; ++t) {
     const Span span = intersect(call.visible(unit.bank, unit.row, t), unit.span);
     const int64_t row = t * call.group;
@@ -270,16 +433,22 @@ void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceS
       continue;
     }
     for (int64_t h = 0; h < call.group; ++h) {
-      copy_padded(args.q + call.query_offset(unit.row, t, unit.head) + h * args.head_dim, args.head_dim,
-                  call.padded, call.bf16, queries + h * call.padded);
+      const float* q = args.q + call.query_offset(unit.row, t, unit.head) + h * args.head_dim;
+      if constexpr (std::is_same_v<typename Way::Operand, float>) {
+        copy_padded(q, args.head_dim, call.padded, call.bf16, queries + h * call.padded);
+      } else {
+        const F f;
+        for (int64_t i = 0; i < call.padded; i += lane_count())
+          store_bf16(hn::LoadU(f, q + i), f, queries + h * call.padded + i);
+      }
     }
     const float bias = call.bias(unit.bank, unit.row, t);
     const auto heads = [&]<int kHeads>(int64_t h) HWY_ATTR {
       const Ahead nothing{reinterpret_cast<const char*>(queries), 0};
       const bool first = t == 0 && h == 0, last = t + 1 == args.queries && h + kHeads == call.group;
-      stream_heads<kHeads>(call, unit, span, bias, queries + h * call.padded, keys, values, scores,
-                           sums + h * call.padded, running + 2 * h, first ? unit_values : nothing,
-                           last ? next_keys : nothing);
+      stream_heads<Way, kHeads>(call, unit, span, bias, queries + h * call.padded, keys, values, scratch,
+                                sums + h * call.padded, running + 2 * h, first ? unit_values : nothing,
+                                last ? next_keys : nothing);
     };
     int64_t h = 0;
     for (; h + kHeadsAtOnce <= call.group; h += kHeadsAtOnce) heads.template operator()<kHeadsAtOnce>(h);
@@ -288,31 +457,36 @@ void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceS
   }
 }
 
-// `next`: the unit that this thread streams next, or null. scratch: kHeadsAtOnce · kPiece +
-// (group + 2 · kPiece) · padded floats.
-void stream_unit(const StreamPlan& plan, const StreamUnit& unit, const StreamUnit* next, float* scratch) {
+// `next`: the unit that this thread streams next, or null. memory: UnitScratch::floats.
+void stream_unit(const StreamPlan& plan, const StreamUnit& unit, const StreamUnit* next, float* memory) {
   const AttentionCall& call = plan.call;
   const ops::Bank& bank = call.args.banks[unit.bank];
   const Entries keys(bank, unit.row, unit.head, false), values(bank, unit.row, unit.head, true);
-  float* scores = scratch;
-  float* queries = scores + kHeadsAtOnce * kPiece;
-  const Ahead nothing{reinterpret_cast<const char*>(scratch), 0};
+  const UnitScratch scratch(call, memory);
+  const Ahead nothing{reinterpret_cast<const char*>(memory), 0};
   const bool stored_bf16 = bank.dtype == ops::DType::BF16;
   if (call.args.head_dim == call.padded && (stored_bf16 || !call.bf16)) {
-    const auto stream = [&]<class T>(T) {
-      stream_queries<T>(plan, unit, {&keys, nullptr, 0, keys.stride}, {&values, nullptr, 0, values.stride},
-                        ahead_of(call, unit, true), next ? ahead_of(call, *next, false) : nothing, queries,
-                        scores);
+    const auto stream = [&]<class Way>(Way) {
+      using T = typename Way::Entry;
+      stream_queries<Way>(plan, unit, PieceSource<T>{&keys, nullptr, 0, keys.stride},
+                          PieceSource<T>{&values, nullptr, 0, values.stride}, ahead_of(call, unit, true),
+                          next ? ahead_of(call, *next, false) : nothing, scratch);
     };
-    return stored_bf16 ? stream(uint16_t{}) : stream(float{});
+#ifdef DUOKV_BF16_DOT
+    if (stored_bf16 && call.bf16 && call.padded % 32 == 0 && has_bf16_dot()) {
+      std::fill_n(scratch.zeros, call.padded, uint16_t{0});
+      return stream(Paired());
+    }
+#endif
+    return stored_bf16 ? stream(Widened<uint16_t>()) : stream(Widened<float>());
   }
-  float* key_copy = queries + call.group * call.padded;
+  float* key_copy = scratch.copies;
   float* value_copy = key_copy + kPiece * call.padded;
   copy_entries(keys, unit.span, call.args.head_dim, call.padded, call.bf16, key_copy);
   copy_entries(values, unit.span, call.args.head_dim, call.padded, call.bf16, value_copy);
-  stream_queries<float>(plan, unit, {nullptr, key_copy, unit.span.begin, call.padded},
-                        {nullptr, value_copy, unit.span.begin, call.padded}, nothing, nothing, queries,
-                        scores);
+  stream_queries<Widened<float>>(plan, unit, {nullptr, key_copy, unit.span.begin, call.padded},
+                                 {nullptr, value_copy, unit.span.begin, call.padded}, nothing, nothing,
+                                 scratch);
 }
 
 // Merges the pieces of one row and KV head in their order. scratch: bank_count · padded floats.
@@ -390,17 +564,22 @@ void streamed_attention(Device* device, const AttentionCall& call) {
     memory += plan.partials.floats();
   }
 
-  const int64_t scratch_floats = kHeadsAtOnce * kPiece + (call.group + 2 * kPiece) * call.padded;
+  const int64_t scratch_floats = UnitScratch::floats(call);
   device->reserve_workers<float>(std::max(scratch_floats, 2 * call.padded));
   const int64_t threads = device->pool.threads();
   const int64_t chunks =
       std::min(unit_count, round_up(ceil_div(unit_count, kUnitsInARow), kChunksOfThread * threads));
+  const auto first_unit = [&](int64_t chunk) { return unit_count * chunk / chunks; };
   device->pool.run(chunks, [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
-    const int64_t end = unit_count * (chunk + 1) / chunks;
-    for (int64_t u = unit_count * chunk / chunks; u < end; ++u) {
-      const StreamUnit* unit = &plan.units[static_cast<size_t>(u)];
-      HWY_DYNAMIC_DISPATCH(stream_unit)(plan, *unit, u + 1 < end ? unit + 1 : nullptr, scratch);
+    // Threads take turns, as chunks are alike.
+    const int64_t end = first_unit(chunk + 1),
+                  then = chunk + threads < chunks ? first_unit(chunk + threads) : -1;
+    for (int64_t u = first_unit(chunk); u < end; ++u) {
+      const int64_t next = u + 1 < end ? u + 1 : then;
+      HWY_DYNAMIC_DISPATCH(stream_unit)
+      (plan, plan.units[static_cast<size_t>(u)], next < 0 ? nullptr : &plan.units[static_cast<size_t>(next)],
+       scratch);
     }
   });
   device->pool.run(args.batch * args.kv_heads, [&](int64_t chunk, int32_t worker) {

@@ -19,6 +19,7 @@
 #include "cpu/bf16-inl.h"
 #include "cpu/bf16.h"
 #include "cpu/bf16_dot-inl.h"
+#include "cpu/transpose-inl.h"
 
 #ifndef DUOKV_CPU_ATTENTION_OPERANDS_ONCE
 #define DUOKV_CPU_ATTENTION_OPERANDS_ONCE
@@ -56,17 +57,10 @@ HWY_INLINE int64_t panel_width() { return kBlockVectors * lane_count(); }
 
 // A step of a product multiplies one FP32 value of either operand or, where the processor has BF16 dots, a
 // pair of BF16 values: operands are arrays of T = float, or of T = Bf16Pair along whose pairs the product
-// runs. The compiler makes BF16 instructions of their intrinsics alone, so that code for both may allow them.
+// runs.
 using Bf16Pair = uint32_t;
 template <class T>
 inline constexpr int64_t kStepValues = std::is_same_v<T, float> ? 1 : 2;
-
-#undef DUOKV_TILE_ATTR
-#ifdef DUOKV_BF16_DOT
-#define DUOKV_TILE_ATTR DUOKV_BF16_DOT_ATTR
-#else
-#define DUOKV_TILE_ATTR HWY_ATTR
-#endif
 
 // Values of a step of a call's products: 1, or 2 where they are of BF16 pairs.
 inline int64_t step_values([[maybe_unused]] const AttentionCall& call) {
@@ -170,25 +164,6 @@ inline bool all_finite(const float* x, int64_t n) {
   return hn::AllTrue(f, hn::Eq(nonfinite, hn::Zero(f)));
 }
 
-#if HWY_TARGET != HWY_SCALAR
-// dst(j, i) = src(i, j) for 4 × 4 elements, rows a stride apart.
-template <class T>
-HWY_INLINE void transpose_4x4(const T* src, int64_t src_stride, T* dst, int64_t dst_stride) {
-  const hn::FixedTag<T, 4> d;
-  const hn::RepartitionToWide<decltype(d)> pairs;
-  const auto row0 = hn::LoadU(d, src), row1 = hn::LoadU(d, src + src_stride);
-  const auto row2 = hn::LoadU(d, src + 2 * src_stride), row3 = hn::LoadU(d, src + 3 * src_stride);
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, dst);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, dst + dst_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, dst + 2 * dst_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, dst + 3 * dst_stride);
-}
-#endif
-
 // Panels of the transpose: src, of whose rows of `steps` elements one starts every `stride`, becomes one
 // [steps, panel_width] block for each panel_width keys, the right operand of a product with queries. `keys`
 // is a multiple of panel_width.
@@ -197,12 +172,12 @@ inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t s
   const int64_t width = panel_width();
   for (int64_t key = 0; key < keys; key += width, src += width * stride, dst += width * steps) {
     int64_t i = 0;
-#if HWY_TARGET != HWY_SCALAR
-    for (; i + 4 <= steps; i += 4) {
-      for (int64_t k = 0; k < width; k += 4)
-        transpose_4x4(src + k * stride + i, stride, dst + i * width + k, width);
+    if constexpr (HWY_TARGET != HWY_SCALAR) {
+      for (; i + 4 <= steps; i += 4) {
+        for (int64_t k = 0; k < width; k += 4)
+          transpose_4x4(src + k * stride + i, stride, dst + i * width + k, width);
+      }
     }
-#endif
     for (; i < steps; ++i) {
       for (int64_t k = 0; k < width; ++k) dst[i * width + k] = src[k * stride + i];
     }
@@ -212,8 +187,8 @@ inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t s
 // Copies rows [rows, stride] of n values, a multiple of the vector length, as the operand of a product along
 // them: dst [rows, n / kStepValues], a row of which starts every dst_stride. dst may be x.
 template <class T>
-DUOKV_TILE_ATTR HWY_NOINLINE void pair_columns(const float* x, int64_t rows, int64_t n, int64_t stride,
-                                               T* dst, int64_t dst_stride) {
+HWY_NOINLINE void pair_columns(const float* x, int64_t rows, int64_t n, int64_t stride, T* dst,
+                               int64_t dst_stride) {
   if constexpr (kStepValues<T> == 1) {
     if (dst == x) return;
     for (int64_t r = 0; r < rows; ++r) std::copy_n(x + r * stride, n, dst + r * dst_stride);
@@ -222,8 +197,7 @@ DUOKV_TILE_ATTR HWY_NOINLINE void pair_columns(const float* x, int64_t rows, int
     const F f;
     for (int64_t r = 0; r < rows; ++r, x += stride, dst += dst_stride) {
       for (int64_t i = 0; i < n; i += lane_count()) {
-        const auto narrow = (__m256i)_mm512_cvtneps_pbh(hn::LoadU(f, x + i).raw);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i / 2), narrow);
+        store_narrow(hn::LoadU(f, x + i), reinterpret_cast<uint16_t*>(dst + i / 2));
       }
     }
 #endif
@@ -232,8 +206,7 @@ DUOKV_TILE_ATTR HWY_NOINLINE void pair_columns(const float* x, int64_t rows, int
 
 // One vector of the operand of a product along rows: of the row at x or, in pairs, of it and the next one.
 template <class T>
-DUOKV_TILE_ATTR HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_rows(const float* x,
-                                                                 [[maybe_unused]] int64_t stride) {
+HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_rows(const float* x, [[maybe_unused]] int64_t stride) {
   const F f;
 #ifdef DUOKV_BF16_DOT
   if constexpr (kStepValues<T> == 2) return pair_bf16(hn::LoadU(f, x), hn::LoadU(f, x + stride));
@@ -244,8 +217,8 @@ DUOKV_TILE_ATTR HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_rows(const float* x,
 // Copies rows [rows, stride] of n values as the operand of a product along them: dst [rows / kStepValues, n],
 // a row of which starts every dst_stride.
 template <class T>
-DUOKV_TILE_ATTR HWY_NOINLINE void pair_rows(const float* x, int64_t rows, int64_t n, int64_t stride, T* dst,
-                                            int64_t dst_stride) {
+HWY_NOINLINE void pair_rows(const float* x, int64_t rows, int64_t n, int64_t stride, T* dst,
+                            int64_t dst_stride) {
   const hn::ScalableTag<T> operands;
   for (int64_t r = 0; r < rows; r += kStepValues<T>, dst += dst_stride) {
     for (int64_t i = 0; i < n; i += lane_count())

@@ -32,7 +32,7 @@ inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 HWY_INLINE V multiply_add(V sums, V a, V b) { return hn::MulAdd(a, b, sums); }
 #ifdef DUOKV_BF16_DOT
-DUOKV_TILE_ATTR HWY_INLINE V multiply_add(V sums, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sums, a, b); }
+HWY_INLINE V multiply_add(V sums, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sums, a, b); }
 #endif
 
 // The left operand: element (row, step) at data[row * row_stride + step * step_stride]. Transposing swaps the
@@ -72,9 +72,8 @@ enum class Start { kZero, kAdd, kScale };
 // C [kRows, kVectors·lanes] = start + Σ over steps of left(row, step) · right[step · right_stride + column]:
 // one chain of multiply-adds per element, in the order of the steps.
 template <Start kStart, int kRows, int kVectors, class T>
-DUOKV_TILE_ATTR HWY_INLINE void multiply_block(Left<T> left, const T* HWY_RESTRICT right,
-                                               int64_t right_stride, int64_t steps, float* HWY_RESTRICT c,
-                                               int64_t c_stride, const float* HWY_RESTRICT factors) {
+HWY_INLINE void multiply_block(Left<T> left, const T* HWY_RESTRICT right, int64_t right_stride, int64_t steps,
+                               float* HWY_RESTRICT c, int64_t c_stride, const float* HWY_RESTRICT factors) {
   const F f;
   const hn::ScalableTag<T> operands;
   const int64_t lanes = lane_count();
@@ -113,9 +112,8 @@ DUOKV_TILE_ATTR HWY_INLINE void multiply_block(Left<T> left, const T* HWY_RESTRI
 }
 
 template <Start kStart, int kRows, class T, class Right>
-DUOKV_TILE_ATTR HWY_INLINE void multiply_rows(Left<T> left, const Right& right, int64_t columns,
-                                              int64_t steps, float* c, int64_t c_stride,
-                                              const float* factors) {
+HWY_INLINE void multiply_rows(Left<T> left, const Right& right, int64_t columns, int64_t steps, float* c,
+                              int64_t c_stride, const float* factors) {
   const int64_t width = panel_width();
   int64_t column = 0;
   for (; column + width <= columns; column += width) {
@@ -123,7 +121,7 @@ DUOKV_TILE_ATTR HWY_INLINE void multiply_rows(Left<T> left, const Right& right, 
                                                  c + column, c_stride, factors);
   }
   const int64_t rest = columns - column;
-  const auto last = [&]<int kVectors>() DUOKV_TILE_ATTR {
+  const auto last = [&]<int kVectors>() HWY_ATTR {
     multiply_block<kStart, kRows, kVectors>(left, right.at(column, rest), right.stride(rest), steps,
                                             c + column, c_stride, factors);
   };
@@ -140,9 +138,8 @@ DUOKV_TILE_ATTR HWY_INLINE void multiply_rows(Left<T> left, const Right& right, 
 }
 
 template <Start kStart, int kRows, class T, class Right>
-DUOKV_TILE_ATTR HWY_INLINE void multiply_up_to(int64_t rows, Left<T> left, const Right& right,
-                                               int64_t columns, int64_t steps, float* c, int64_t c_stride,
-                                               const float* factors) {
+HWY_INLINE void multiply_up_to(int64_t rows, Left<T> left, const Right& right, int64_t columns, int64_t steps,
+                               float* c, int64_t c_stride, const float* factors) {
   if constexpr (kRows > 1) {
     if (rows < kRows)
       return multiply_up_to<kStart, kRows - 1>(rows, left, right, columns, steps, c, c_stride, factors);
@@ -153,16 +150,15 @@ DUOKV_TILE_ATTR HWY_INLINE void multiply_up_to(int64_t rows, Left<T> left, const
 // C [rows, columns] = start + left · right, for 1 … kBlockRows rows and a multiple of the vector length of
 // columns.
 template <Start kStart, class T, class Right>
-DUOKV_TILE_ATTR HWY_NOINLINE void multiply(int64_t rows, Left<T> left, Right right, int64_t columns,
-                                           int64_t steps, float* c, int64_t c_stride,
-                                           const float* factors = nullptr) {
+HWY_NOINLINE void multiply(int64_t rows, Left<T> left, Right right, int64_t columns, int64_t steps, float* c,
+                           int64_t c_stride, const float* factors = nullptr) {
   multiply_up_to<kStart, kBlockRows>(rows, left, right, columns, steps, c, c_stride, factors);
 }
 
 #ifdef DUOKV_BF16_DOT
 // C [columns] += left · the first row of `right`, of whose pairs only the half in `mask` counts.
 template <class Right>
-DUOKV_TILE_ATTR void multiply_half(Bf16Pair left, Right right, int64_t columns, Bf16Pair mask, float* c) {
+void multiply_half(Bf16Pair left, Right right, int64_t columns, Bf16Pair mask, float* c) {
   const F f;
   const hn::ScalableTag<Bf16Pair> pairs;
   const auto x = hn::Set(pairs, left), half = hn::Set(pairs, mask);

@@ -76,7 +76,7 @@ bool processor_has_bf16_dot() {
 
 bool has_bf16_dot() {
   static const bool has = processor_has_bf16_dot();
-  return has && (hwy::SupportedTargets() & HWY_TARGETS & HWY_AVX3) != 0 && bf16_dot_allowed;
+  return has && bf16_dot_allowed;
 }
 
 void allow_bf16_dot_for_test(bool allowed) { bf16_dot_allowed = allowed; }

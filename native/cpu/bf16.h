@@ -25,8 +25,8 @@ void bf16_from_floats(const float* x, uint16_t* bf16, int64_t n);
 void floats_from_bf16(const uint16_t* bf16, float* x, int64_t n);
 void round_to_bf16(const float* x, float* rounded, int64_t n);  // may run in place
 
-// Whether the processor multiplies pairs of BF16 values (bf16_dot-inl.h), and Highway chose the target that
-// does.
+// Whether the processor multiplies pairs of BF16 values (bf16_dot-inl.h). Code of the target that may have
+// such an instruction asks; Highway may have chosen another one.
 bool has_bf16_dot();
 // Lets a test go without, or as the processor has them again.
 void allow_bf16_dot_for_test(bool allowed);

@@ -1,8 +1,7 @@
 // Products of pairs of BF16 values, added in FP32 by one instruction (AVX512_BF16: Cooper Lake, Sapphire
 // Rapids, Zen 4 and later), which Highway 1.0.3 does not offer. DUOKV_BF16_DOT is defined while
-// foreach_target.h compiles the target that may have them; has_bf16_dot() of bf16.h says whether this
-// processor does. Every function and lambda between that question and the instruction carries
-// DUOKV_BF16_DOT_ATTR. Include after highway.h.
+// foreach_target.h compiles the target that may have it; has_bf16_dot() of bf16.h says whether this processor
+// does. Include after highway.h.
 //
 // The instruction reads subnormal BF16 values as zeros and keeps no subnormal sum.
 
@@ -18,10 +17,8 @@
 #include <cstdint>
 
 #undef DUOKV_BF16_DOT
-#undef DUOKV_BF16_DOT_ATTR
 #if HWY_TARGET == HWY_AVX3
 #define DUOKV_BF16_DOT
-#define DUOKV_BF16_DOT_ATTR __attribute__((target(HWY_TARGET_STR ",avx512bf16")))
 
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
@@ -32,16 +29,29 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Bf16Pairs = hn::Vec<hn::ScalableTag<uint32_t>>;
 using Bf16Sums = hn::Vec<hn::ScalableTag<float>>;
 
+// Assembly, as a compiler inlines the intrinsics only into functions that are compiled for AVX512_BF16.
+
 // sums + a0 · b0 + a1 · b1, lane by lane.
-DUOKV_BF16_DOT_ATTR HWY_INLINE Bf16Sums dot_bf16(Bf16Sums sums, Bf16Pairs a, Bf16Pairs b) {
-  return Bf16Sums{_mm512_dpbf16_ps(sums.raw, (__m512bh)a.raw, (__m512bh)b.raw)};
+HWY_INLINE Bf16Sums dot_bf16(Bf16Sums sums, Bf16Pairs a, Bf16Pairs b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
+  return sums;
+}
+
+HWY_INLINE __m256i narrow_bf16(Bf16Sums x) {
+  __m256i narrow;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(narrow) : "v"(x.raw));
+  return narrow;
+}
+
+// Stores the lanes of x, rounded to BF16, at p, unaligned.
+HWY_INLINE void store_narrow(Bf16Sums x, uint16_t* p) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(x));
 }
 
 // The lanes of `even` and `odd` rounded to BF16, lane i of both in pair i.
-DUOKV_BF16_DOT_ATTR HWY_INLINE Bf16Pairs pair_bf16(Bf16Sums even, Bf16Sums odd) {
-  const hn::ScalableTag<uint32_t> du;
-  const __m256i low = (__m256i)_mm512_cvtneps_pbh(even.raw), high = (__m256i)_mm512_cvtneps_pbh(odd.raw);
-  const Bf16Pairs lower{_mm512_cvtepu16_epi32(low)}, upper{_mm512_cvtepu16_epi32(high)};
+HWY_INLINE Bf16Pairs pair_bf16(Bf16Sums even, Bf16Sums odd) {
+  const Bf16Pairs lower{_mm512_cvtepu16_epi32(narrow_bf16(even))};
+  const Bf16Pairs upper{_mm512_cvtepu16_epi32(narrow_bf16(odd))};
   return hn::Or(lower, hn::ShiftLeft<16>(upper));
 }
 

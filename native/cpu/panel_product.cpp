@@ -13,6 +13,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/bf16-inl.h"
+#include "cpu/transpose-inl.h"
 #include "cpu/vector_math-inl.h"
 
 #ifndef DUOKV_CPU_PANEL_PRODUCT_ONCE
@@ -300,28 +301,6 @@ void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t cou
   } else {
     for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
   }
-}
-
-// out(j, i) = in(i, j) for 4 × 4 elements, rows a stride apart.
-HWY_INLINE void transpose_4x4(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int64_t i = 0; i < 4; ++i) {
-    for (int64_t j = 0; j < 4; ++j) out[j * out_stride + i] = in[i * in_stride + j];
-  }
-#else
-  const hn::FixedTag<float, 4> d;
-  const hn::RepartitionToWide<decltype(d)> pairs;
-  const auto row0 = hn::LoadU(d, in), row1 = hn::LoadU(d, in + in_stride);
-  const auto row2 = hn::LoadU(d, in + 2 * in_stride), row3 = hn::LoadU(d, in + 3 * in_stride);
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, row0, row1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(d, row2, row3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, row0, row1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, row2, row3));
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, low01, low23)), d, out);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, low01, low23)), d, out + out_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, out + 2 * out_stride);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, out + 3 * out_stride);
-#endif
 }
 
 // Columns [i, i + depth) of the rows that `groups` divides from `row` on, by group as [depth][rows], rounded
