@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/bf16.h"
 #include "ops/rounding.h"
@@ -13,6 +14,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/bf16-inl.h"
+#include "cpu/bf16_dot-inl.h"
 #include "cpu/transpose-inl.h"
 #include "cpu/vector_math-inl.h"
 
@@ -25,7 +27,7 @@ namespace duokv::cpu {
 // `next_bytes` of B that this worker will probably read after the chunk.
 struct ProductChunk {
   int64_t row, rows, panel, panels;
-  const float* a;
+  const void* a;
   const char* next;
   int64_t next_bytes;
 };
@@ -57,18 +59,27 @@ constexpr int kVectors = 2, kTileRows = 6, kJoinedWide = 4, kJoinedNarrow = 4, k
 
 constexpr int64_t width() { return kVectors * static_cast<int64_t>(hn::MaxLanes(DF())); }
 
+// Rows of a panel in memory, and their bytes.
+HWY_INLINE int64_t panel_rows(const Panels& b) {
+  return b.dtype == ops::DType::BF16 ? round_up(b.k, 2) : b.k;
+}
+HWY_INLINE int64_t row_bytes_of(const Panels& b) { return width() * (b.dtype == ops::DType::BF16 ? 2 : 4); }
+
 // A panel in FP32: [k][width].
 struct WidePanel {
   using Element = float;
-  static constexpr int64_t kRow = kVectors;
+  using Left = float;                                     // what A is packed as
+  static constexpr int64_t kValues = 1, kRow = kVectors;  // values along k and vectors of a step
   static HWY_INLINE void load(const float* row, VF (&b)[kVectors]) {
     const DF df;
     for (int v = 0; v < kVectors; ++v) b[v] = hn::Load(df, row + v * hn::Lanes(df));
   }
+  static HWY_INLINE VF broadcast(float a) { return hn::Set(DF(), a); }
+  static HWY_INLINE VF add(VF sum, VF a, VF b) { return hn::MulAdd(a, b, sum); }
 };
 
 // A panel in BF16: two columns a vector apart share 32 bits, so that widening is a shift and a mask.
-struct NarrowPanel {
+struct NarrowPanel : WidePanel {
   using Element = uint32_t;
   static constexpr int64_t kRow = kVectors / 2;
   static HWY_INLINE void load(const uint32_t* row, VF (&b)[kVectors]) {
@@ -82,6 +93,21 @@ struct NarrowPanel {
   }
 };
 
+// A panel of pairs of BF16 values: [k / 2][width].
+#ifdef DUOKV_BF16_DOT
+struct PairPanel {
+  using Element = uint32_t;
+  using Left = uint32_t;
+  static constexpr int64_t kValues = 2, kRow = kVectors;
+  static HWY_INLINE void load(const uint32_t* row, Bf16Pairs (&b)[kVectors]) {
+    const DU du;
+    for (int v = 0; v < kVectors; ++v) b[v] = hn::Load(du, row + v * hn::Lanes(du));
+  }
+  static HWY_INLINE Bf16Pairs broadcast(uint32_t a) { return hn::Set(DU(), a); }
+  static HWY_INLINE VF add(VF sum, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sum, a, b); }
+};
+#endif
+
 // Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, taking turns between
 // kStreams places that lie `apart` bytes from each other and each move on by `step` bytes.
 struct Ahead {
@@ -92,9 +118,9 @@ struct Ahead {
   int64_t step, apart;
 };
 
-// sums [R, P panels] = or += a · b, where a is [depth][R].
+// sums [R, P panels] = or += a · b, where a is [steps][R].
 template <int R, int P, class Panel, int Lines>
-HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
+HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
                      const typename Panel::Element* HWY_RESTRICT b, int64_t panel_stride,
                      float* HWY_RESTRICT sums, bool add, Ahead ahead) {
   const DF df;
@@ -107,19 +133,19 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
   }
   const auto step = [&](int64_t i) HWY_ATTR {
     for (int p = 0; p < P; ++p) {
-      VF row[kVectors];
+      decltype(Panel::broadcast(*a)) row[kVectors];
       Panel::load(b + p * panel_stride + i * Panel::kRow * lanes, row);
       for (int r = 0; r < R; ++r) {
-        const VF value = hn::Set(df, a[i * R + r]);
+        const auto value = Panel::broadcast(a[i * R + r]);
         for (int v = 0; v < kVectors; ++v) {
-          sum[r][p * kVectors + v] = hn::MulAdd(value, row[v], sum[r][p * kVectors + v]);
+          sum[r][p * kVectors + v] = Panel::add(sum[r][p * kVectors + v], value, row[v]);
         }
       }
     }
   };
   constexpr int64_t kSteps = std::max(8 / Lines, 1), kTogether = std::max(Lines / 8, 1);
   int64_t i = 0;
-  for (; i + kSteps <= depth; i += kSteps) {
+  for (; i + kSteps <= steps; i += kSteps) {
     // Several panels are streams enough to keep the memory busy.
     if constexpr (P == 1) {
       for (int64_t j = 0; j < kTogether; ++j) ahead.fetch(i / kSteps * kTogether + j);
@@ -127,7 +153,7 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
 #pragma GCC unroll 8
     for (int64_t j = 0; j < kSteps; ++j) step(i + j);
   }
-  for (; i < depth; ++i) step(i);
+  for (; i < steps; ++i) step(i);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -140,21 +166,23 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a,
 
 // The tile of `rows` rows, at most R.
 template <int R, int P, class Panel, int Lines>
-HWY_INLINE void tile_up_to(int64_t rows, int64_t depth, const float* a, const typename Panel::Element* b,
-                           int64_t panel_stride, float* sums, bool add, Ahead ahead) {
+HWY_INLINE void tile_up_to(int64_t rows, int64_t steps, const typename Panel::Left* a,
+                           const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                           Ahead ahead) {
   if constexpr (R > 1) {
     if (rows < R)
-      return tile_up_to<R - 1, P, Panel, Lines>(rows, depth, a, b, panel_stride, sums, add, ahead);
+      return tile_up_to<R - 1, P, Panel, Lines>(rows, steps, a, b, panel_stride, sums, add, ahead);
   }
-  tile<R, P, Panel, Lines>(depth, a, b, panel_stride, sums, add, ahead);
+  tile<R, P, Panel, Lines>(steps, a, b, panel_stride, sums, add, ahead);
 }
 
 template <int P, class Panel, int Lines>
-HWY_NOINLINE void tile_of(int64_t rows, int64_t depth, const float* a, const typename Panel::Element* b,
-                          int64_t panel_stride, float* sums, bool add, Ahead ahead) {
+HWY_NOINLINE void tile_of(int64_t rows, int64_t steps, const typename Panel::Left* a,
+                          const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                          Ahead ahead) {
   // More than one panel only ever meets a row or two.
   constexpr int kMost = P == 1 ? kTileRows : P * kVectors <= 4 ? 2 : 1;
-  tile_up_to<kMost, P, Panel, Lines>(rows, depth, a, b, panel_stride, sums, add, ahead);
+  tile_up_to<kMost, P, Panel, Lines>(rows, steps, a, b, panel_stride, sums, add, ahead);
 }
 
 // Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
@@ -167,13 +195,14 @@ struct RowGroups {
 };
 
 template <int P, class Panel, int Lines>
-void multiply_groups(const RowGroups& groups, int64_t depth, const float* a, const typename Panel::Element* b,
-                     int64_t panel_stride, float* sums, bool add, const char* next, int64_t next_bytes) {
+void multiply_groups(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
+                     const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                     const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t r = groups.begin(g);
     const int64_t begin = next_bytes * g / groups.count, end = next_bytes * (g + 1) / groups.count;
-    const Ahead ahead{next + begin, (end - begin) * 8 / (depth * Lines), (end - begin) / kStreams};
-    tile_of<P, Panel, Lines>(groups.size(g), depth, a + r * depth, b, panel_stride, sums + r * P * width(),
+    const Ahead ahead{next + begin, (end - begin) * 8 / (steps * Lines), (end - begin) / kStreams};
+    tile_of<P, Panel, Lines>(groups.size(g), steps, a + r * steps, b, panel_stride, sums + r * P * width(),
                              add, ahead);
   }
 }
@@ -182,18 +211,19 @@ void multiply_groups(const RowGroups& groups, int64_t depth, const float* a, con
 // `next_bytes` at `next`, each cache line once: hardware prefetchers stop at the end of a page and alone
 // leave the kernel waiting, and a line fetched twice takes a place that another could use.
 template <int P, class Panel>
-void multiply_block(const RowGroups& groups, int64_t depth, const float* a, const typename Panel::Element* b,
-                    int64_t panel_stride, float* sums, bool add, const char* next, int64_t next_bytes) {
+void multiply_block(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
+                    const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                    const char* next, int64_t next_bytes) {
   if constexpr (P > 1) {
-    multiply_groups<P, Panel, 8>(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
+    multiply_groups<P, Panel, 8>(groups, steps, a, b, panel_stride, sums, add, next, next_bytes);
   } else {
-    const int64_t lines = ceil_div(next_bytes, kCacheLine), steps = groups.count * depth;
-    const auto multiply = steps < lines       ? &multiply_groups<1, Panel, 16>
-                          : steps < 2 * lines ? &multiply_groups<1, Panel, 8>
-                          : steps < 4 * lines ? &multiply_groups<1, Panel, 4>
-                          : steps < 8 * lines ? &multiply_groups<1, Panel, 2>
-                                              : &multiply_groups<1, Panel, 1>;
-    multiply(groups, depth, a, b, panel_stride, sums, add, next, next_bytes);
+    const int64_t lines = ceil_div(next_bytes, kCacheLine), all = groups.count * steps;
+    const auto multiply = all < lines       ? &multiply_groups<1, Panel, 16>
+                          : all < 2 * lines ? &multiply_groups<1, Panel, 8>
+                          : all < 4 * lines ? &multiply_groups<1, Panel, 4>
+                          : all < 8 * lines ? &multiply_groups<1, Panel, 2>
+                                            : &multiply_groups<1, Panel, 1>;
+    multiply(groups, steps, a, b, panel_stride, sums, add, next, next_bytes);
   }
 }
 
@@ -230,34 +260,32 @@ void finish(const PanelProduct& p, const float* sums, int64_t stride, int64_t ro
 }
 
 // P panels for all rows of a chunk, along all of k: one stream of weights, or P.
-template <int P>
+template <int P, class Panel>
 void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, int64_t panel, float* scratch) {
+  using Element = typename Panel::Element;
   const RowGroups groups(chunk.rows);
-  const int64_t k = p.b.k;
-  const bool narrow = p.b.dtype == ops::DType::BF16;
-  const int64_t row_bytes = width() * (narrow ? 2 : 4);
+  const int64_t k = p.b.k, row_bytes = row_bytes_of(p.b), panel_bytes = panel_rows(p.b) * row_bytes;
   const char* data = static_cast<const char*>(p.b.data);
-  const char* end = data + (chunk.panel + chunk.panels) * k * row_bytes;
+  const char* end = data + (chunk.panel + chunk.panels) * panel_bytes;
   float* sums = scratch;
   float* wide = sums + chunk.rows * P * width();
   for (int64_t i = 0; i < k; i += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, k - i);
-    const float* a = chunk.a + i * chunk.rows;
-    const char* block = data + (panel * k + i) * row_bytes;
-    const bool last = block + depth * row_bytes == end;
-    const char* next = last ? chunk.next : block + depth * row_bytes;
+    const int64_t depth = std::min(kPanelDepth, k - i), steps = ceil_div(depth, Panel::kValues);
+    const auto* a =
+        reinterpret_cast<const typename Panel::Left*>(static_cast<const float*>(chunk.a) + i * chunk.rows);
+    const char* block = data + panel * panel_bytes + i * row_bytes;
+    const int64_t bytes = steps * Panel::kValues * row_bytes;
+    const bool last = block + bytes == end;
+    const char* next = last ? chunk.next : block + bytes;
     const int64_t next_bytes = std::min(kPanelDepth * row_bytes, last ? chunk.next_bytes : end - next);
-    if (!narrow) {
-      multiply_block<P, WidePanel>(groups, depth, a, reinterpret_cast<const float*>(block), k * width(), sums,
-                                   i > 0, next, next_bytes);
-      continue;
-    }
-    const auto* b = reinterpret_cast<const uint32_t*>(block);
-    if (groups.count <= 2) {
-      multiply_block<P, NarrowPanel>(groups, depth, a, b, k * width() / 2, sums, i > 0, next, next_bytes);
+    const auto* b = reinterpret_cast<const Element*>(block);
+    if (std::is_same_v<Panel, NarrowPanel> && groups.count > 2) {
+      widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
+      multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, sums, i > 0,
+                                   next, next_bytes);
     } else {
-      widen(b, depth, wide);
-      multiply_block<1, WidePanel>(groups, depth, a, wide, 0, sums, i > 0, next, next_bytes);
+      multiply_block<P, Panel>(groups, steps, a, b, panel_bytes / static_cast<int64_t>(sizeof(Element)), sums,
+                               i > 0, next, next_bytes);
     }
   }
   const int64_t column = panel * width();
@@ -266,28 +294,19 @@ void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, int64_t p
 }
 
 // Panels from `panel` on, P at a time as long as the chunk has as many. Returns the first that is left.
-template <int P>
+template <int P, class Panel>
 int64_t multiply_joined(const PanelProduct& p, const ProductChunk& chunk, int64_t panel, float* scratch) {
-  for (; panel + P <= chunk.panel + chunk.panels; panel += P) multiply_panels<P>(p, chunk, panel, scratch);
+  for (; panel + P <= chunk.panel + chunk.panels; panel += P)
+    multiply_panels<P, Panel>(p, chunk, panel, scratch);
   return panel;
 }
 
-template <int Joined>
-void multiply_few_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  int64_t panel = chunk.panel;
-  if (chunk.rows == 1) panel = multiply_joined<Joined>(p, chunk, panel, scratch);
-  panel = multiply_joined<Joined / 2>(p, chunk, panel, scratch);
-  multiply_joined<1>(p, chunk, panel, scratch);
-}
-
+template <int Joined, class Panel>
 void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  if (chunk.rows > 2) {
-    multiply_joined<1>(p, chunk, chunk.panel, scratch);
-  } else if (p.b.dtype == ops::DType::F32) {
-    multiply_few_rows<kJoinedWide>(p, chunk, scratch);
-  } else {
-    multiply_few_rows<kJoinedNarrow>(p, chunk, scratch);
-  }
+  int64_t panel = chunk.panel;
+  if (chunk.rows == 1) panel = multiply_joined<Joined, Panel>(p, chunk, panel, scratch);
+  if (chunk.rows <= 2) panel = multiply_joined<Joined / 2, Panel>(p, chunk, panel, scratch);
+  multiply_joined<1, Panel>(p, chunk, panel, scratch);
 }
 
 // Copies `rows` rows of `count` elements, mostly kUsual, for which a copy is a few moves instead of a call.
@@ -300,6 +319,23 @@ void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t cou
       std::memcpy(to + r * to_stride, from + r * from_stride, kUsual * sizeof(float));
   } else {
     for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
+  }
+}
+
+// to [depth, rows] = the transpose of `rows` rows of `depth` elements.
+template <class T>
+void transpose_rows(const T* from, int64_t stride, int64_t rows, int64_t depth, T* to) {
+  int64_t d = 0;
+  if (rows >= 4) {
+    // Four rows at a time, and the last four: what lies in two of them is written twice.
+    for (; d + 4 <= depth; d += 4) {
+      for (int64_t r = 0; r + 4 < rows; r += 4)
+        transpose_4x4(from + r * stride + d, stride, to + d * rows + r, rows);
+      transpose_4x4(from + (rows - 4) * stride + d, stride, to + d * rows + rows - 4, rows);
+    }
+  }
+  for (; d < depth; ++d) {
+    for (int64_t r = 0; r < rows; ++r) to[d * rows + r] = from[r * stride + d];
   }
 }
 
@@ -320,49 +356,70 @@ void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int6
     }
   } else {
     for (int64_t g = 0; g < groups.count; ++g) {
-      const int64_t rows = groups.size(g);
       const float* from = a.data + (row + groups.begin(g)) * a.stride + i;
-      float* to = packed + groups.begin(g) * depth;
-      int64_t d = 0;
-      if (rows >= 4) {
-        // Four rows at a time, and the last four: what lies in two of them is written twice.
-        for (; d + 4 <= depth; d += 4) {
-          for (int64_t r = 0; r + 4 < rows; r += 4)
-            transpose_4x4(from + r * a.stride + d, a.stride, to + d * rows + r, rows);
-          transpose_4x4(from + (rows - 4) * a.stride + d, a.stride, to + d * rows + rows - 4, rows);
-        }
-      }
-      for (; d < depth; ++d) {
-        for (int64_t r = 0; r < rows; ++r) to[d * rows + r] = from[r * a.stride + d];
-      }
+      transpose_rows(from, a.stride, groups.size(g), depth, packed + groups.begin(g) * depth);
     }
   }
   if (rounds) copy_rounded(packed, groups.rows * depth, packed);
 }
 
+#ifdef DUOKV_BF16_DOT
+// The same as pairs of BF16 values along k, by group as [depth / 2][rows]; past an odd depth comes a zero.
+void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth, bool,
+                 uint32_t* packed) {
+  const DF df;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df)), steps = ceil_div(depth, 2);
+  uint32_t narrow[kTileRows * kPanelDepth / 2];
+  for (int64_t g = 0; g < groups.count; ++g) {
+    for (int64_t r = 0; r < groups.size(g); ++r) {
+      const int64_t from = row + groups.begin(g) + r;
+      auto* to = reinterpret_cast<char*>(narrow + r * steps);
+      int64_t d = 0;
+      if (!a.transposed) {
+        for (; d + lanes <= depth; d += lanes)
+          store_narrow(hn::LoadU(df, a.data + from * a.stride + i + d),
+                       reinterpret_cast<uint16_t*>(to + 2 * d));
+      }
+      for (; d < 2 * steps; ++d) {
+        uint16_t value = 0;
+        if (d < depth)
+          value = bf16_from_float(a.transposed ? a.data[(i + d) * a.stride + from]
+                                               : a.data[from * a.stride + i + d]);
+        std::memcpy(to + 2 * d, &value, sizeof(value));
+      }
+    }
+    transpose_rows(narrow, steps, groups.size(g), steps, packed + groups.begin(g) * steps);
+  }
+}
+#endif
+
 // A packed block by block along k, each block for all of the chunk's panels, whose sums, as
 // [panel][rows][width], wait in the L2 cache for the last block.
+template <class Panel>
 void multiply_packing(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+  constexpr bool kWidens = std::is_same_v<Panel, NarrowPanel>;
+  using Multiplied = std::conditional_t<kWidens, WidePanel, Panel>;
   const RowGroups groups(chunk.rows);
-  const int64_t k = p.b.k;
-  const bool narrow = p.b.dtype == ops::DType::BF16;
-  const int64_t row_bytes = width() * (narrow ? 2 : 4);
+  const int64_t k = p.b.k, row_bytes = row_bytes_of(p.b), panel_bytes = panel_rows(p.b) * row_bytes;
   float* sums = scratch;
-  float* a = sums + chunk.panels * chunk.rows * width();
-  float* wide = a + chunk.rows * kPanelDepth;
+  float* a_memory = sums + chunk.panels * chunk.rows * width();
+  float* wide = a_memory + chunk.rows * kPanelDepth;
+  auto* a = reinterpret_cast<typename Panel::Left*>(a_memory);
   for (int64_t i = 0; i < k; i += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, k - i);
-    pack_groups(p.a, chunk.row, groups, i, depth, narrow, a);
+    const int64_t depth = std::min(kPanelDepth, k - i), steps = ceil_div(depth, Panel::kValues);
+    pack_groups(p.a, chunk.row, groups, i, depth, kWidens, a);
     for (int64_t j = 0; j < chunk.panels; ++j) {
-      const char* block = static_cast<const char*>(p.b.data) + ((chunk.panel + j) * k + i) * row_bytes;
+      const char* block =
+          static_cast<const char*>(p.b.data) + (chunk.panel + j) * panel_bytes + i * row_bytes;
       const bool last = j + 1 == chunk.panels;
-      const float* b = reinterpret_cast<const float*>(block);
-      if (narrow) {
+      const void* b = block;
+      if constexpr (kWidens) {
         widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
         b = wide;
       }
-      multiply_block<1, WidePanel>(groups, depth, a, b, 0, sums + j * chunk.rows * width(), i > 0,
-                                   last ? block : block + k * row_bytes, last ? 0 : depth * row_bytes);
+      multiply_block<1, Multiplied>(groups, steps, a, static_cast<const typename Multiplied::Element*>(b), 0,
+                                    sums + j * chunk.rows * width(), i > 0,
+                                    last ? block : block + panel_bytes, last ? 0 : depth * row_bytes);
     }
   }
   for (int64_t j = 0; j < chunk.panels; ++j) {
@@ -372,14 +429,28 @@ void multiply_packing(const PanelProduct& p, const ProductChunk& chunk, float* s
   }
 }
 
+// Calls run(a panel of b's type).
+template <class Run>
+HWY_INLINE void with_panel(const Panels& b, Run&& run) {
+#ifdef DUOKV_BF16_DOT
+  if (b.pairs) return run(PairPanel());
+#endif
+  b.dtype == ops::DType::BF16 ? run(NarrowPanel()) : run(WidePanel());
+}
+
 void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  chunk.a ? multiply_rows(p, chunk, scratch) : multiply_packing(p, chunk, scratch);
+  with_panel(p.b, [&]<class Panel>(Panel) {
+    constexpr int kJoined = std::is_same_v<Panel, WidePanel> ? kJoinedWide : kJoinedNarrow;
+    chunk.a ? multiply_rows<kJoined, Panel>(p, chunk, scratch) : multiply_packing<Panel>(p, chunk, scratch);
+  });
 }
 
 // Block `i` along k of rows [row, row + rows) of A, where their packed memory wants it.
 void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, float* packed) {
-  pack_groups(p.a, row, RowGroups(rows), i, std::min(kPanelDepth, p.b.k - i), p.b.dtype == ops::DType::BF16,
-              packed + i * rows);
+  with_panel(p.b, [&]<class Panel>(Panel) {
+    pack_groups(p.a, row, RowGroups(rows), i, std::min(kPanelDepth, p.b.k - i), p.b.dtype == ops::DType::BF16,
+                reinterpret_cast<typename Panel::Left*>(packed + i * rows));
+  });
 }
 
 // out [depth, width] = rows [i, i + depth) and columns [column, column + columns) of b, zero in the other
@@ -415,7 +486,7 @@ void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int64_t de
     const int64_t rows = std::min(kRows, i + depth - row);
     for (int64_t j = panel; j < panel + count; ++j) {
       const int64_t column = j * width(), columns = std::min(width(), panels.n - column);
-      const int64_t offset = (j * panels.k + row) * width();
+      const int64_t offset = (j * panel_rows(panels) + row) * width();
       if (panels.dtype == ops::DType::F32) {
         copy_block(b, row, rows, column, columns, static_cast<float*>(memory) + offset);
         continue;
@@ -423,6 +494,18 @@ void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int64_t de
       alignas(64) float block[kRows * width()];
       copy_block(b, row, rows, column, columns, block);
       uint32_t* out = static_cast<uint32_t*>(memory) + offset / 2;
+#ifdef DUOKV_BF16_DOT
+      if (panels.pairs) {
+        if (rows % 2 != 0) std::fill_n(block + rows * width(), width(), 0.0f);
+        for (int64_t r = 0; r < rows; r += 2, out += width()) {
+          for (int64_t v = 0; v < width(); v += kLanes) {
+            const float* pair = block + r * width() + v;
+            hn::Store(pair_bf16(hn::Load(df, pair), hn::Load(df, pair + width())), du, out + v);
+          }
+        }
+        continue;
+      }
+#endif
       for (int64_t v = 0; v < rows * kVectors; v += 2) {
         const auto low = bf16_in_upper_half(df, hn::Load(df, block + v * kLanes));
         const auto high = bf16_in_upper_half(df, hn::Load(df, block + (v + 1) * kLanes));
@@ -435,6 +518,13 @@ void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int64_t de
 
 int64_t target_width() { return width(); }
 int64_t target_tile_rows() { return kTileRows; }
+bool target_multiplies_pairs() {
+#ifdef DUOKV_BF16_DOT
+  return has_bf16_dot();
+#else
+  return false;
+#endif
+}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE
@@ -448,6 +538,7 @@ namespace {
 HWY_EXPORT(multiply_chunk);
 HWY_EXPORT(pack_block);
 HWY_EXPORT(pack_rows);
+HWY_EXPORT(target_multiplies_pairs);
 HWY_EXPORT(target_tile_rows);
 HWY_EXPORT(target_width);
 
@@ -481,12 +572,13 @@ struct Chunks {
 int64_t panel_width() { return HWY_DYNAMIC_DISPATCH(target_width)(); }
 
 int64_t panel_bytes(int64_t k, int64_t n, ops::DType dtype) {
-  return round_up(n, panel_width()) * k * (dtype == ops::DType::F32 ? 4 : 2);
+  return round_up(n, panel_width()) * (dtype == ops::DType::F32 ? 4 * k : 2 * round_up(k, 2));
 }
 
 Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t n, ops::DType dtype,
                    void* memory) {
-  const Panels packed{memory, k, n, dtype};
+  const Panels packed{memory, k, n, dtype,
+                      dtype == ops::DType::BF16 && HWY_DYNAMIC_DISPATCH(target_multiplies_pairs)()};
   const int64_t panels = ceil_div(n, panel_width()), groups = ceil_div(panels, kPackedPanels);
   device.pool.run(groups * ceil_div(k, kPanelDepth), [&](int64_t index, int32_t) {
     const int64_t i = index / groups * kPanelDepth, panel = index % groups * kPackedPanels;
@@ -554,7 +646,8 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     const int64_t next = column + device.pool.threads();
     if (chunks.row_blocks == 1 && next < columns) {
       const Place then = place(next);
-      chunk.next = static_cast<const char*>(then.product->b.data) + then.panel * k * row_bytes;
+      chunk.next = static_cast<const char*>(then.product->b.data) +
+                   panel_bytes(k, then.panel * chunks.width, first.b.dtype);
       chunk.next_bytes = std::min(k, kPanelDepth) * row_bytes;
     }
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);

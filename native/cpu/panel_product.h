@@ -2,7 +2,7 @@
 //
 // B is packed into panels of panel_width() columns, the width of the register tile of this CPU's vector
 // target. Panel j holds columns j·width … as [k][width], zero past column n; BF16 panels hold the rounded
-// values at half the size.
+// values at half the size, as pairs along k where the processor multiplies such (bf16_dot-inl.h).
 //
 // Every output is the sum, in order, of blocks of kPanelDepth along k, and each block is one chain of fused
 // multiply-adds. So a row's bits depend neither on m, nor on its index, nor on the number of threads.
@@ -29,6 +29,7 @@ struct Panels {
   const void* data;
   int64_t k, n;
   ops::DType dtype;
+  bool pairs = false;  // along k, of BF16 values
 };
 
 int64_t panel_width();

@@ -63,13 +63,10 @@ int64_t prepared_bytes(ProductKernel kernel, int64_t k, int64_t n, ops::ProductM
 
 RightOperand prepare(ops::Device& device, ProductKernel kernel, const MatrixView& b, int64_t k, int64_t n,
                      ops::ProductMode mode, void* memory) {
-  const Panels panels{memory, k, n, panel_dtype(mode)};
-  if (kernel == ProductKernel::OneDnn) {
-    to_bf16(device.pool, b.data, k * n, static_cast<uint16_t*>(memory));
-  } else {
-    pack_panels(device, b, k, n, panels.dtype, memory);
-  }
-  return {kernel, panels, b.stride, b.transposed};
+  if (kernel == ProductKernel::Panels)
+    return {kernel, pack_panels(device, b, k, n, panel_dtype(mode), memory), b.stride, b.transposed};
+  to_bf16(device.pool, b.data, k * n, static_cast<uint16_t*>(memory));
+  return {kernel, {memory, k, n, panel_dtype(mode)}, b.stride, b.transposed};
 }
 
 int64_t workspace_bytes(const ops::Device& device, ProductKernel kernel, int64_t m, int64_t k, int64_t n,
