@@ -59,12 +59,16 @@ bool is_reference(const dnnl::matmul::primitive_desc& plan) {
   return std::strncmp(plan.impl_info_str(), "ref", 3) == 0;
 }
 
+bool has_isa(dnnl::cpu_isa wanted) {
+  const auto bits = static_cast<unsigned>(wanted);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bits) == bits;
+}
+
 }  // namespace
 
 bool onednn_has_native_bf16() {
   static const bool native = [] {
-    constexpr int kBf16 = static_cast<int>(dnnl::cpu_isa::avx512_core_bf16);
-    if ((static_cast<int>(dnnl::get_effective_cpu_isa()) & kBf16) != kBf16) return false;
+    if (!has_isa(dnnl::cpu_isa::avx512_core_bf16)) return false;
     const int64_t size = 256;
     for (bool a_transposed : {false, true}) {
       for (bool b_transposed : {false, true}) {
@@ -80,6 +84,11 @@ bool onednn_has_native_bf16() {
     return true;
   }();
   return native;
+}
+
+bool onednn_has_amx() {
+  static const bool amx = has_isa(dnnl::cpu_isa::avx512_core_amx);
+  return amx;
 }
 
 void onednn_product(ops::Device& device, const OneDnnProduct& p) {

@@ -27,6 +27,8 @@ struct OneDnnProduct {
 // Whether oneDNN multiplies BF16 with instructions made for it on this CPU, in every layout a product here
 // has. Emulated BF16 is slower than FP32 panels. Decided once per process.
 bool onednn_has_native_bf16();
+// Whether these are the tile instructions of AMX.
+bool onednn_has_amx();
 
 // Uses the worker scratch. Throws when oneDNN offers only its reference implementation.
 void onednn_product(ops::Device& device, const OneDnnProduct& product);

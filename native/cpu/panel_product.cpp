@@ -22,6 +22,9 @@
 #define DUOKV_CPU_PANEL_PRODUCT_ONCE
 namespace duokv::cpu {
 
+// Rows of a block that a worker packs at a time, at most; a multiple of every tile's rows.
+inline constexpr int64_t kBlockRows = 96;
+
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
 // `a` holds the rows packed, or is null where the chunk packs them itself, block by block. `next` are the
 // `next_bytes` of B that this worker will probably read after the chunk.
@@ -364,31 +367,50 @@ void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int6
 }
 
 #ifdef DUOKV_BF16_DOT
+// Rows d and d + 1 of a matrix as pairs; zeros in place of the second if it has no more rows.
+HWY_INLINE void pair_rows(const float* even, const float* odd, int64_t count, uint32_t* pairs) {
+  const DF df;
+  for_each_vector(df, count, [&](int64_t i, auto span) HWY_ATTR {
+    const VF second = odd ? load(df, odd + i, span) : hn::Zero(df);
+    store(pair_bf16(load(df, even + i, span), second), DU(), pairs + i, span);
+  });
+}
+
+// x [count] as BF16 values and, to make pairs of them, a zero.
+HWY_INLINE void narrow_row(const float* x, int64_t count, uint32_t* pairs) {
+  const DF df;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
+  auto* to = reinterpret_cast<char*>(pairs);
+  int64_t d = 0;
+  for (; d + lanes <= count; d += lanes)
+    store_narrow(hn::LoadU(df, x + d), reinterpret_cast<uint16_t*>(to + 2 * d));
+  for (; d < round_up(count, 2); ++d) {
+    const uint16_t value = d < count ? bf16_from_float(x[d]) : 0;
+    std::memcpy(to + 2 * d, &value, sizeof(value));
+  }
+}
+
 // The same as pairs of BF16 values along k, by group as [depth / 2][rows]; past an odd depth comes a zero.
 void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth, bool,
                  uint32_t* packed) {
-  const DF df;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df)), steps = ceil_div(depth, 2);
-  uint32_t narrow[kTileRows * kPanelDepth / 2];
-  for (int64_t g = 0; g < groups.count; ++g) {
-    for (int64_t r = 0; r < groups.size(g); ++r) {
-      const int64_t from = row + groups.begin(g) + r;
-      auto* to = reinterpret_cast<char*>(narrow + r * steps);
-      int64_t d = 0;
-      if (!a.transposed) {
-        for (; d + lanes <= depth; d += lanes)
-          store_narrow(hn::LoadU(df, a.data + from * a.stride + i + d),
-                       reinterpret_cast<uint16_t*>(to + 2 * d));
-      }
-      for (; d < 2 * steps; ++d) {
-        uint16_t value = 0;
-        if (d < depth)
-          value = bf16_from_float(a.transposed ? a.data[(i + d) * a.stride + from]
-                                               : a.data[from * a.stride + i + d]);
-        std::memcpy(to + 2 * d, &value, sizeof(value));
+  const int64_t steps = ceil_div(depth, 2);
+  if (a.transposed) {
+    uint32_t pairs[kBlockRows];
+    for (int64_t d = 0; d < depth; d += 2) {
+      const float* even = a.data + (i + d) * a.stride + row;
+      pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows, pairs);
+      for (int64_t g = 0; g < groups.count; ++g) {
+        const int64_t first = groups.begin(g), rows = groups.size(g);
+        std::copy_n(pairs + first, rows, packed + first * steps + d / 2 * rows);
       }
     }
-    transpose_rows(narrow, steps, groups.size(g), steps, packed + groups.begin(g) * steps);
+    return;
+  }
+  uint32_t pairs[kTileRows * kPanelDepth / 2];
+  for (int64_t g = 0; g < groups.count; ++g) {
+    for (int64_t r = 0; r < groups.size(g); ++r)
+      narrow_row(a.data + (row + groups.begin(g) + r) * a.stride + i, depth, pairs + r * steps);
+    transpose_rows(pairs, steps, groups.size(g), steps, packed + groups.begin(g) * steps);
   }
 }
 #endif
@@ -542,7 +564,6 @@ HWY_EXPORT(target_multiplies_pairs);
 HWY_EXPORT(target_tile_rows);
 HWY_EXPORT(target_width);
 
-constexpr int64_t kBlockRows = 96;
 constexpr int64_t kBlockColumns = 512;
 constexpr int64_t kChunksOfThread = 4;
 constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16

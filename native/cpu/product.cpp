@@ -12,9 +12,10 @@
 namespace duokv::cpu {
 namespace {
 
-// Up to this many rows panels win: reading B takes long, and oneDNN arranges B anew in every product, which
-// with 64 rows takes as long as its BF16 instructions save.
-constexpr int64_t kPanelRows = 64;
+// Up to how many rows panels win: reading B takes long, and oneDNN arranges B anew in every product. Where
+// panels multiply pairs of BF16 values too, that costs more than what oneDNN gains up to some 1,000 rows, and
+// with AMX, which panels do not use, as much as it gains with 64.
+int64_t most_panel_rows() { return onednn_has_amx() ? 64 : 512; }
 
 int64_t align(int64_t bytes) { return round_up(bytes, 64); }
 
@@ -53,7 +54,7 @@ void multiply_onednn(ops::Device& device, const Product& p, void* workspace) {
 }  // namespace
 
 ProductKernel choose_kernel(ops::ProductMode mode, int64_t m) {
-  const bool onednn = mode == ops::ProductMode::BF16 && m > kPanelRows && onednn_has_native_bf16();
+  const bool onednn = mode == ops::ProductMode::BF16 && m > most_panel_rows() && onednn_has_native_bf16();
   return onednn ? ProductKernel::OneDnn : ProductKernel::Panels;
 }
 

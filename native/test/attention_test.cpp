@@ -2,6 +2,7 @@
 
 #include "cpu/bf16.h"
 #include "test/attention_reference.h"
+#include "test/bf16_routes.h"
 #include "test/threads.h"
 
 namespace duokv::test {
@@ -62,16 +63,6 @@ Problem random_problem(Rng& rng, const Ranges& ranges) {
     p.banks.push_back(std::move(bank));
   }
   return p;
-}
-
-// Calls body(what) for both ways to multiply BF16 values: pairs of them by one instruction, where the
-// processor has it, and as FP32.
-template <class Body>
-void by_each_bf16_route(Body&& body) {
-  if (cpu::has_bf16_dot()) body("BF16 pairs");
-  cpu::allow_bf16_dot_for_test(false);
-  body("BF16 as FP32");
-  cpu::allow_bf16_dot_for_test(true);
 }
 
 // Calls body(mode, what) for FP32 products and for both of these.

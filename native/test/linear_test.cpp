@@ -3,6 +3,7 @@
 
 #include "cpu/onednn_product.h"
 #include "cpu/operations.h"
+#include "test/bf16_routes.h"
 #include "test/harness.h"
 #include "test/threads.h"
 
@@ -19,9 +20,9 @@ using Doubles = std::vector<double>;
 struct Shape {
   int64_t m, k, n;
 };
-constexpr Shape kShapes[] = {{1, 1, 1},      {1, 40, 97},   {2, 255, 33},  {3, 256, 16},  {5, 257, 64},
-                             {6, 7, 15},     {7, 300, 31},  {8, 768, 160}, {24, 100, 17}, {25, 40, 97},
-                             {96, 513, 128}, {97, 64, 192}, {131, 96, 65}, {200, 768, 48}};
+constexpr Shape kShapes[] = {{1, 1, 1},      {1, 40, 97},   {2, 255, 33},  {3, 256, 16},   {5, 257, 64},
+                             {6, 7, 15},     {7, 300, 31},  {8, 768, 160}, {24, 100, 17},  {25, 40, 97},
+                             {96, 513, 128}, {97, 64, 192}, {131, 96, 65}, {200, 768, 48}, {530, 33, 40}};
 
 std::string name(const Shape& s) {
   return std::to_string(s.m) + "x" + std::to_string(s.k) + "->" + std::to_string(s.n);
@@ -139,7 +140,9 @@ void forward_matches(Mode mode, const char* label) {
 }
 
 DUOKV_TEST(forward_fp32) { forward_matches(Mode::FP32, "FP32"); }
-DUOKV_TEST(forward_bf16) { forward_matches(Mode::BF16, "BF16"); }
+DUOKV_TEST(forward_bf16) {
+  by_each_bf16_route([](const char* what) { forward_matches(Mode::BF16, what); });
+}
 
 // The product is rounded before it is added.
 DUOKV_TEST(forward_rounds_its_output) {
@@ -170,7 +173,9 @@ void backward_matches(Mode mode, const char* label) {
 }
 
 DUOKV_TEST(backward_fp32) { backward_matches(Mode::FP32, "FP32"); }
-DUOKV_TEST(backward_bf16) { backward_matches(Mode::BF16, "BF16"); }
+DUOKV_TEST(backward_bf16) {
+  by_each_bf16_route([](const char* what) { backward_matches(Mode::BF16, what); });
+}
 
 DUOKV_TEST(backward_takes_one_gradient_alone) {
   const Case c({9, 40, 33}, Mode::FP32, 300);
