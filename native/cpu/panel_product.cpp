@@ -1,7 +1,6 @@
 #include "cpu/panel_product.h"
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 #include "cpu/bf16.h"
@@ -15,15 +14,12 @@
 
 #include "cpu/bf16-inl.h"
 #include "cpu/bf16_dot-inl.h"
-#include "cpu/transpose-inl.h"
+#include "cpu/panel_packing-inl.h"
 #include "cpu/vector_math-inl.h"
 
 #ifndef DUOKV_CPU_PANEL_PRODUCT_ONCE
 #define DUOKV_CPU_PANEL_PRODUCT_ONCE
 namespace duokv::cpu {
-
-// Rows of a block that a worker packs at a time, at most; a multiple of every tile's rows.
-inline constexpr int64_t kBlockRows = 96;
 
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
 // `a` holds the rows packed, or is null where the chunk packs them itself, block by block. `next` are the
@@ -43,30 +39,15 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-using DF = hn::ScalableTag<float>;
-using DU = hn::RebindToUnsigned<DF>;
-using VF = hn::Vec<DF>;
-
-// The register tile: kTileRows rows of kVectors accumulators, one row of B and a broadcast value fill the
-// register file. On AVX-512 a tile is tall: 8 rows read B once, and its block along k, 32 KB, stays in the
-// first-level cache for the next rows.
 // One row reads kJoinedWide FP32 or kJoinedNarrow BF16 panels at once and two rows half of them: that many
 // streams keep the memory busy. kStreams is in how many places a single panel's next block is fetched.
 #if HWY_TARGET <= HWY_AVX3
-constexpr int kVectors = 2, kTileRows = 12, kJoinedWide = 4, kJoinedNarrow = 2, kStreams = 4;
+constexpr int kJoinedWide = 4, kJoinedNarrow = 2, kStreams = 4;
 #elif HWY_ARCH_ARM_A64
-constexpr int kVectors = 4, kTileRows = 6, kJoinedWide = 2, kJoinedNarrow = 2, kStreams = 1;
+constexpr int kJoinedWide = 2, kJoinedNarrow = 2, kStreams = 1;
 #else
-constexpr int kVectors = 2, kTileRows = 6, kJoinedWide = 4, kJoinedNarrow = 4, kStreams = 1;
+constexpr int kJoinedWide = 4, kJoinedNarrow = 4, kStreams = 1;
 #endif
-
-constexpr int64_t width() { return kVectors * static_cast<int64_t>(hn::MaxLanes(DF())); }
-
-// Rows of a panel in memory, and their bytes.
-HWY_INLINE int64_t panel_rows(const Panels& b) {
-  return b.dtype == ops::DType::BF16 ? round_up(b.k, 2) : b.k;
-}
-HWY_INLINE int64_t row_bytes_of(const Panels& b) { return width() * (b.dtype == ops::DType::BF16 ? 2 : 4); }
 
 // A panel in FP32: [k][width].
 struct WidePanel {
@@ -188,15 +169,6 @@ HWY_NOINLINE void tile_of(int64_t rows, int64_t steps, const typename Panel::Lef
   tile_up_to<kMost, P, Panel, Lines>(rows, steps, a, b, panel_stride, sums, add, ahead);
 }
 
-// Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
-// the tile.
-struct RowGroups {
-  explicit RowGroups(int64_t m) : rows(m), count(ceil_div(m, kTileRows)) {}
-  int64_t begin(int64_t group) const { return rows * group / count; }
-  int64_t size(int64_t group) const { return begin(group + 1) - begin(group); }
-  int64_t rows, count;
-};
-
 template <int P, class Panel, int Lines>
 void multiply_groups(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
                      const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
@@ -237,13 +209,6 @@ void widen(const uint32_t* panel, int64_t depth, float* wide) {
     NarrowPanel::load(panel + i * NarrowPanel::kRow * hn::Lanes(df), row);
     for (int v = 0; v < kVectors; ++v) hn::Store(row[v], df, wide + i * width() + v * hn::Lanes(df));
   }
-}
-
-void copy_rounded(const float* x, int64_t n, float* rounded) {
-  const DF df;
-  for_each_vector(df, n, [&](int64_t i, auto span) HWY_ATTR {
-    store(round_to_bf16(df, load(df, x + i, span)), df, rounded + i, span);
-  });
 }
 
 // C [rows, columns] = or += sums, of which a row is `stride` long.
@@ -312,109 +277,6 @@ void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scra
   multiply_joined<1, Panel>(p, chunk, panel, scratch);
 }
 
-// Copies `rows` rows of `count` elements, mostly kUsual, for which a copy is a few moves instead of a call.
-template <int64_t kUsual>
-void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to,
-               int64_t to_stride) {
-  const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-  if (count == kUsual) {
-    for (int64_t r = 0; r < rows; ++r)
-      std::memcpy(to + r * to_stride, from + r * from_stride, kUsual * sizeof(float));
-  } else {
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
-  }
-}
-
-// to [depth, rows] = the transpose of `rows` rows of `depth` elements.
-template <class T>
-void transpose_rows(const T* from, int64_t stride, int64_t rows, int64_t depth, T* to) {
-  int64_t d = 0;
-  if (rows >= 4) {
-    // Four rows at a time, and the last four: what lies in two of them is written twice.
-    for (; d + 4 <= depth; d += 4) {
-      for (int64_t r = 0; r + 4 < rows; r += 4)
-        transpose_4x4(from + r * stride + d, stride, to + d * rows + r, rows);
-      transpose_4x4(from + (rows - 4) * stride + d, stride, to + d * rows + rows - 4, rows);
-    }
-  }
-  for (; d < depth; ++d) {
-    for (int64_t r = 0; r < rows; ++r) to[d * rows + r] = from[r * stride + d];
-  }
-}
-
-// Columns [i, i + depth) of the rows that `groups` divides from `row` on, by group as [depth][rows], rounded
-// to BF16 if `rounds`.
-void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth,
-                 bool rounds, float* packed) {
-  if (a.transposed) {
-    // A few rows of memory at a time: all of a block's share few sets of the cache.
-    constexpr int64_t kRows = 8;
-    for (int64_t d = 0; d < depth; d += kRows) {
-      const int64_t steps = std::min(kRows, depth - d);
-      const float* from = a.data + (i + d) * a.stride + row;
-      for (int64_t g = 0; g < groups.count; ++g) {
-        const int64_t first = groups.begin(g), rows = groups.size(g);
-        copy_rows<kTileRows>(from + first, a.stride, steps, rows, packed + first * depth + d * rows, rows);
-      }
-    }
-  } else {
-    for (int64_t g = 0; g < groups.count; ++g) {
-      const float* from = a.data + (row + groups.begin(g)) * a.stride + i;
-      transpose_rows(from, a.stride, groups.size(g), depth, packed + groups.begin(g) * depth);
-    }
-  }
-  if (rounds) copy_rounded(packed, groups.rows * depth, packed);
-}
-
-#ifdef DUOKV_BF16_DOT
-// Rows d and d + 1 of a matrix as pairs; zeros in place of the second if it has no more rows.
-HWY_INLINE void pair_rows(const float* even, const float* odd, int64_t count, uint32_t* pairs) {
-  const DF df;
-  for_each_vector(df, count, [&](int64_t i, auto span) HWY_ATTR {
-    const VF second = odd ? load(df, odd + i, span) : hn::Zero(df);
-    store(pair_bf16(load(df, even + i, span), second), DU(), pairs + i, span);
-  });
-}
-
-// x [count] as BF16 values and, to make pairs of them, a zero.
-HWY_INLINE void narrow_row(const float* x, int64_t count, uint32_t* pairs) {
-  const DF df;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
-  auto* to = reinterpret_cast<char*>(pairs);
-  int64_t d = 0;
-  for (; d + lanes <= count; d += lanes)
-    store_narrow(hn::LoadU(df, x + d), reinterpret_cast<uint16_t*>(to + 2 * d));
-  for (; d < round_up(count, 2); ++d) {
-    const uint16_t value = d < count ? bf16_from_float(x[d]) : 0;
-    std::memcpy(to + 2 * d, &value, sizeof(value));
-  }
-}
-
-// The same as pairs of BF16 values along k, by group as [depth / 2][rows]; past an odd depth comes a zero.
-void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth, bool,
-                 uint32_t* packed) {
-  const int64_t steps = ceil_div(depth, 2);
-  if (a.transposed) {
-    uint32_t pairs[kBlockRows];
-    for (int64_t d = 0; d < depth; d += 2) {
-      const float* even = a.data + (i + d) * a.stride + row;
-      pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows, pairs);
-      for (int64_t g = 0; g < groups.count; ++g) {
-        const int64_t first = groups.begin(g), rows = groups.size(g);
-        std::copy_n(pairs + first, rows, packed + first * steps + d / 2 * rows);
-      }
-    }
-    return;
-  }
-  uint32_t pairs[kTileRows * kPanelDepth / 2];
-  for (int64_t g = 0; g < groups.count; ++g) {
-    for (int64_t r = 0; r < groups.size(g); ++r)
-      narrow_row(a.data + (row + groups.begin(g) + r) * a.stride + i, depth, pairs + r * steps);
-    transpose_rows(pairs, steps, groups.size(g), steps, packed + groups.begin(g) * steps);
-  }
-}
-#endif
-
 // A packed block by block along k, each block for all of the chunk's panels, whose sums, as
 // [panel][rows][width], wait in the L2 cache for the last block.
 template <class Panel>
@@ -473,69 +335,6 @@ void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, floa
     pack_groups(p.a, row, RowGroups(rows), i, std::min(kPanelDepth, p.b.k - i), p.b.dtype == ops::DType::BF16,
                 reinterpret_cast<typename Panel::Left*>(packed + i * rows));
   });
-}
-
-// out [depth, width] = rows [i, i + depth) and columns [column, column + columns) of b, zero in the other
-// columns.
-void copy_block(const MatrixView& b, int64_t i, int64_t depth, int64_t column, int64_t columns, float* out) {
-  if (columns < width()) std::fill_n(out, depth * width(), 0.0f);
-  if (!b.transposed) {
-    copy_rows<width()>(b.data + i * b.stride + column, b.stride, depth, columns, out, width());
-    return;
-  }
-  const float* from = b.data + column * b.stride + i;
-  int64_t d = 0;
-  for (; d + 4 <= depth; d += 4) {
-    int64_t j = 0;
-    for (; j + 4 <= columns; j += 4)
-      transpose_4x4(from + j * b.stride + d, b.stride, out + d * width() + j, width());
-    for (; j < columns; ++j) {
-      for (int64_t e = d; e < d + 4; ++e) out[e * width() + j] = from[j * b.stride + e];
-    }
-  }
-  for (; d < depth; ++d) {
-    for (int64_t j = 0; j < columns; ++j) out[d * width() + j] = from[j * b.stride + d];
-  }
-}
-
-// Rows [i, i + depth) of `count` panels from `panel` on.
-void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int64_t depth, int64_t panel,
-                int64_t count, void* memory) {
-  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF())), kRows = 16;
-  const DF df;
-  const DU du;
-  for (int64_t row = i; row < i + depth; row += kRows) {
-    const int64_t rows = std::min(kRows, i + depth - row);
-    for (int64_t j = panel; j < panel + count; ++j) {
-      const int64_t column = j * width(), columns = std::min(width(), panels.n - column);
-      const int64_t offset = (j * panel_rows(panels) + row) * width();
-      if (panels.dtype == ops::DType::F32) {
-        copy_block(b, row, rows, column, columns, static_cast<float*>(memory) + offset);
-        continue;
-      }
-      alignas(64) float block[kRows * width()];
-      copy_block(b, row, rows, column, columns, block);
-      uint32_t* out = static_cast<uint32_t*>(memory) + offset / 2;
-#ifdef DUOKV_BF16_DOT
-      if (panels.pairs) {
-        if (rows % 2 != 0) std::fill_n(block + rows * width(), width(), 0.0f);
-        for (int64_t r = 0; r < rows; r += 2, out += width()) {
-          for (int64_t v = 0; v < width(); v += kLanes) {
-            const float* pair = block + r * width() + v;
-            hn::Store(pair_bf16(hn::Load(df, pair), hn::Load(df, pair + width())), du, out + v);
-          }
-        }
-        continue;
-      }
-#endif
-      for (int64_t v = 0; v < rows * kVectors; v += 2) {
-        const auto low = bf16_in_upper_half(df, hn::Load(df, block + v * kLanes));
-        const auto high = bf16_in_upper_half(df, hn::Load(df, block + (v + 1) * kLanes));
-        hn::Store(hn::Or(hn::ShiftRight<16>(low), hn::And(high, hn::Set(du, 0xFFFF0000u))), du,
-                  out + v / 2 * kLanes);
-      }
-    }
-  }
 }
 
 int64_t target_width() { return width(); }
