@@ -70,7 +70,8 @@ export async function loadTokenDocuments(
   let empty = 0;
   const stream = tokenizeDocuments(readDocuments(path), tokenizer, () => empty++);
   for await (const document of stream) documents.push(document);
-  if (documents.length === 0) throw new DuokvError('ERR_DATA', `${path}: all ${empty} documents are empty`);
+  if (documents.length === 0)
+    throw new DuokvError('ERR_DATA', `${path}: no document has text (${empty} without)`);
   return { documents, empty };
 }
 

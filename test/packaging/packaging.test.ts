@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { readFileSync, statSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('../../', import.meta.url));
@@ -23,6 +23,11 @@ describe('the npm package', () => {
       needed.filter((file) => !packed.has(file)),
       [],
     );
+  });
+
+  // npx makes it executable only when it first links a folder: not after the next build there.
+  it('has a command that a build leaves executable', () => {
+    assert.equal(statSync(`${root}/dist/cli/main.js`).mode & 0o111, 0o111);
   });
 
   it('carries its documentation and licence', () => {
