@@ -192,7 +192,7 @@ const steps = [
     output: at('dist', 'index.js'),
     stamp: at('build', '.typescript-built'),
     sources: () => [at('tsconfig.json'), at('lib')],
-    build: () => run(bin('tsc'), ['-p', 'tsconfig.json']),
+    build: () => npm('run', '--silent', 'build:ts'),
   },
 ];
 
