@@ -128,9 +128,7 @@ void differentiate_scores(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, int64_t
   const V delta = hn::Set(f, terms.delta), factor = hn::Set(f, terms.factor), zero = hn::Zero(f);
   const auto differentiate = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
     V p[vectors];
-    for (int v = 0; v < vectors; ++v)
-      p[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, s + c + v * lanes), scales, biases), lse);
-    exp_of_scores(p);
+    exp_of_products(s + c, scales, biases, lse, p);
     for (int v = 0; v < vectors; ++v) {
       const V product = hn::LoadU(f, dp + c + v * lanes);
       V ds = keep(hn::Mul(hn::Mul(p[v], hn::Sub(product, delta)), factor), zero);

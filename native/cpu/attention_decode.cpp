@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "cpu/attention.h"
@@ -10,12 +9,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_decode.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 #include "cpu/attention_tiles-inl.h"
-#include "cpu/bf16_dot-inl.h"
 
 #ifndef DUOKV_CPU_ATTENTION_DECODE_
 #define DUOKV_CPU_ATTENTION_DECODE_
@@ -62,23 +59,21 @@ struct Ahead {
   int64_t stride;
 };
 
-// What a thread computes a unit with, and its parts for the widened or the paired way.
+// What a thread computes a unit with.
 struct UnitScratch {
   UnitScratch(const AttentionCall& call, float* memory)
       : scores(memory),
-        weights(reinterpret_cast<uint16_t*>(scores + kHeadsAtOnce * kPiece)),
-        zeros(weights + kHeadsAtOnce * kPiece),
-        queries(scores + kHeadsAtOnce * kPiece * 3 / 2 + call.padded),
-        copies(queries + call.group * call.padded) {}
+        queries(scores + kHeadsAtOnce * kPiece),
+        copies(queries + call.group * call.padded),
+        zeros(reinterpret_cast<uint16_t*>(copies + 2 * kPiece * call.padded)) {}
   static int64_t floats(const AttentionCall& call) {
-    return kHeadsAtOnce * kPiece * 3 / 2 + (1 + call.group + 2 * kPiece) * call.padded;
+    return kHeadsAtOnce * kPiece + (call.group + 2 * kPiece) * call.padded + call.padded / 2;
   }
 
-  float* scores;      // [kHeadsAtOnce, kPiece]
-  uint16_t* weights;  // the same in BF16
-  uint16_t* zeros;    // [padded] the values of a position that is not seen
-  float* queries;     // [group, padded]
-  float* copies;      // keys and values [kPiece, padded]
+  float* scores;  // [kHeadsAtOnce, kPiece], then the weights made of them; pairs take the first half of a row
+  float* queries;   // [group, padded]; likewise
+  float* copies;    // keys and values [kPiece, padded]
+  uint16_t* zeros;  // [padded] the values of a position that is not seen
 };
 
 struct StreamPlan {
@@ -97,36 +92,24 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// How entries are multiplied: widened to FP32, one to a lane.
+// The entries of one vector of a product's operand T: FP32 lanes, or pairs of BF16 values.
 template <class T>
-struct Widened {
-  using Entry = T;        // as a bank or a copy of it holds them
-  using Operand = float;  // queries
-  static HWY_INLINE int64_t step() { return lane_count(); }
-  static HWY_INLINE V load(const float* p) { return hn::LoadU(F(), p); }
-  static HWY_INLINE V load(const uint16_t* p) { return load_bf16(F(), p); }
-  static HWY_INLINE V add(V sum, V a, V b) { return hn::MulAdd(a, b, sum); }
-};
-
-#ifdef DUOKV_BF16_DOT
-// BF16 entries as they are, a pair to a lane.
-struct Paired {
-  using Entry = uint16_t;
-  using Operand = uint16_t;
-  static HWY_INLINE int64_t step() { return 2 * lane_count(); }
-  static HWY_INLINE Bf16Pairs load(const uint16_t* p) {
-    return hn::LoadU(hn::ScalableTag<uint32_t>(), reinterpret_cast<const uint32_t*>(p));
+HWY_INLINE V load_entries(const float* p) {
+  return hn::LoadU(F(), p);
+}
+template <class T>
+HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_entries(const uint16_t* p) {
+  if constexpr (kStepValues<T> == 1) {
+    return load_bf16(F(), p);
+  } else {
+    return hn::LoadU(hn::ScalableTag<T>(), reinterpret_cast<const T*>(p));
   }
-  static HWY_INLINE V add(V sum, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sum, a, b); }
-};
-#endif
+}
 
 // `bytes` of each of the next kEntries entries.
 template <int kEntries>
 HWY_INLINE void fetch(Ahead& ahead, int64_t bytes) {
-  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) {
-    for (int64_t j = 0; j < bytes; j += kCacheLine) hwy::Prefetch(ahead.data + j);
-  }
+  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) prefetch(ahead.data, bytes);
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -159,10 +142,9 @@ HWY_INLINE void sum_lanes(V a, V b, V c, V d, float* sums) {
 }
 
 // scores [kHeads, kPiece] of kKeys keys, `stride` elements apart. queries [kHeads, padded].
-template <class Way, int kHeads, int kKeys>
-HWY_INLINE void score_keys(const typename Way::Operand* HWY_RESTRICT queries, int64_t padded,
-                           const typename Way::Entry* HWY_RESTRICT keys, int64_t stride,
-                           float* HWY_RESTRICT scores) {
+template <int kHeads, int kKeys, class T, class Entry>
+HWY_INLINE void score_keys(const T* HWY_RESTRICT queries, int64_t padded, const Entry* HWY_RESTRICT keys,
+                           int64_t stride, float* HWY_RESTRICT scores) {
   const F f;
   V sums[kHeads][kKeys];
 #pragma GCC unroll 8
@@ -170,15 +152,16 @@ HWY_INLINE void score_keys(const typename Way::Operand* HWY_RESTRICT queries, in
 #pragma GCC unroll 8
     for (int k = 0; k < kKeys; ++k) sums[h][k] = hn::Zero(f);
   }
-  for (int64_t i = 0; i < padded; i += Way::step()) {
-    decltype(Way::load(queries)) q[kHeads];
+  const hn::ScalableTag<T> operands;
+  for (int64_t i = 0; i < padded; i += kStepValues<T> * lane_count()) {
+    hn::Vec<hn::ScalableTag<T>> q[kHeads];
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) q[h] = Way::load(queries + h * padded + i);
+    for (int h = 0; h < kHeads; ++h) q[h] = hn::LoadU(operands, queries + h * padded + i / kStepValues<T>);
 #pragma GCC unroll 8
     for (int k = 0; k < kKeys; ++k) {
-      const auto x = Way::load(keys + k * stride + i);
+      const auto x = load_entries<T>(keys + k * stride + i);
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) sums[h][k] = Way::add(sums[h][k], q[h], x);
+      for (int h = 0; h < kHeads; ++h) sums[h][k] = multiply_add(sums[h][k], q[h], x);
     }
   }
 #pragma GCC unroll 8
@@ -194,17 +177,15 @@ HWY_INLINE void score_keys(const typename Way::Operand* HWY_RESTRICT queries, in
   }
 }
 
-template <class Way, int kHeads>
-HWY_INLINE void score_run(const typename Way::Operand* queries, int64_t padded,
-                          const typename Way::Entry* keys, int64_t stride, int64_t count, float* scores,
-                          Ahead ahead) {
+template <int kHeads, class T, class Entry>
+HWY_INLINE void score_run(const T* queries, int64_t padded, const Entry* keys, int64_t stride, int64_t count,
+                          float* scores, Ahead ahead) {
   int64_t k = 0;
   for (; k + kKeysAtOnce <= count; k += kKeysAtOnce, keys += kKeysAtOnce * stride) {
-    fetch<kKeysAtOnce>(ahead, padded * static_cast<int64_t>(sizeof(*keys)));
-    score_keys<Way, kHeads, kKeysAtOnce>(queries, padded, keys, stride, scores + k);
+    fetch<kKeysAtOnce>(ahead, padded * static_cast<int64_t>(sizeof(Entry)));
+    score_keys<kHeads, kKeysAtOnce>(queries, padded, keys, stride, scores + k);
   }
-  for (; k < count; ++k, keys += stride)
-    score_keys<Way, kHeads, 1>(queries, padded, keys, stride, scores + k);
+  for (; k < count; ++k, keys += stride) score_keys<kHeads, 1>(queries, padded, keys, stride, scores + k);
 }
 
 // sums [kHeads, kVectors·lanes] += weights [kHeads, kPiece] · values.
@@ -226,9 +207,9 @@ HWY_INLINE void add_values(const float* HWY_RESTRICT weights, const T* HWY_RESTR
     for (int h = 0; h < kHeads; ++h) p[h] = hn::Set(f, weights[h * kPiece + k]);
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-      const V x = Widened<T>::load(values + v * lanes);
+      const V x = load_entries<float>(values + v * lanes);
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) acc[h][v] = hn::MulAdd(p[h], x, acc[h][v]);
+      for (int h = 0; h < kHeads; ++h) acc[h][v] = multiply_add(acc[h][v], p[h], x);
     }
   }
 #pragma GCC unroll 8
@@ -274,12 +255,13 @@ struct PieceSource {
   }
 };
 
-// sums [kHeads, padded] = weights · values over a span of a piece that begins at position `origin`.
-template <int kHeads, class T>
-HWY_INLINE void add_span(Widened<T>, const UnitScratch& scratch, int64_t padded, const PieceSource<T>& values,
-                         Span span, int64_t origin, float* sums, Ahead ahead) {
-  values.for_runs(span, [&](int64_t p, int64_t count, const T* run) HWY_ATTR {
-    add_run<kHeads>(scratch.scores + p - origin, run, values.stride, count, sums, padded, ahead);
+// sums [kHeads, padded] += weights [kHeads, kPiece] · values over a span of the piece that begins at position
+// `origin`. zeros: [padded] in place of what is not seen.
+template <int kHeads, class Entry>
+HWY_INLINE void add_span(const float* weights, const PieceSource<Entry>& values, Span span, int64_t origin,
+                         const uint16_t*, float* sums, int64_t padded, Ahead ahead) {
+  values.for_runs(span, [&](int64_t p, int64_t count, const Entry* run) HWY_ATTR {
+    add_run<kHeads>(weights + p - origin, run, values.stride, count, sums, padded, ahead);
     ahead.data += count * ahead.stride;
   });
 }
@@ -289,12 +271,12 @@ HWY_INLINE void add_span(Widened<T>, const UnitScratch& scratch, int64_t padded,
 // first pair's values and `stride` leads to the next ones'. Of 32 columns the sums keep those first that the
 // lower half of an interleave holds.
 template <int kHeads, int kBlocks>
-HWY_INLINE void add_pairs(const uint16_t* HWY_RESTRICT weights, const uint16_t* even, const uint16_t* odd,
+HWY_INLINE void add_pairs(const Bf16Pair* HWY_RESTRICT weights, const uint16_t* even, const uint16_t* odd,
                           int64_t stride, int64_t pairs, float* HWY_RESTRICT sums, int64_t padded,
                           Ahead ahead) {
   const F f;
   const hn::ScalableTag<uint16_t> d16;
-  const hn::ScalableTag<uint32_t> d32;
+  const hn::ScalableTag<Bf16Pair> d32;
   const int64_t lanes = lane_count();
   V acc[kHeads][2 * kBlocks];
 #pragma GCC unroll 8
@@ -306,11 +288,7 @@ HWY_INLINE void add_pairs(const uint16_t* HWY_RESTRICT weights, const uint16_t* 
     fetch<2>(ahead, kBlocks * 64);
     Bf16Pairs p[kHeads];
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) {
-      uint32_t pair;
-      std::memcpy(&pair, weights + h * kPiece + 2 * k, sizeof(pair));
-      p[h] = hn::Set(d32, pair);
-    }
+    for (int h = 0; h < kHeads; ++h) p[h] = hn::Set(d32, weights[h * kPiece + k]);
 #pragma GCC unroll 8
     for (int b = 0; b < kBlocks; ++b) {
       const auto x = hn::LoadU(d16, even + b * 32), y = hn::LoadU(d16, odd + b * 32);
@@ -318,8 +296,8 @@ HWY_INLINE void add_pairs(const uint16_t* HWY_RESTRICT weights, const uint16_t* 
       const auto upper = hn::BitCast(d32, hn::InterleaveUpper(d16, x, y));
 #pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
-        acc[h][2 * b] = dot_bf16(acc[h][2 * b], p[h], lower);
-        acc[h][2 * b + 1] = dot_bf16(acc[h][2 * b + 1], p[h], upper);
+        acc[h][2 * b] = multiply_add(acc[h][2 * b], p[h], lower);
+        acc[h][2 * b + 1] = multiply_add(acc[h][2 * b + 1], p[h], upper);
       }
     }
   }
@@ -331,7 +309,7 @@ HWY_INLINE void add_pairs(const uint16_t* HWY_RESTRICT weights, const uint16_t* 
 }
 
 template <int kHeads>
-HWY_INLINE void add_pair_run(const uint16_t* weights, const uint16_t* even, const uint16_t* odd,
+HWY_INLINE void add_pair_run(const Bf16Pair* weights, const uint16_t* even, const uint16_t* odd,
                              int64_t stride, int64_t pairs, float* sums, int64_t padded, Ahead ahead) {
   int64_t i = 0;
   for (; i + 64 <= padded; i += 64)
@@ -345,32 +323,24 @@ HWY_INLINE void add_pair_run(const uint16_t* weights, const uint16_t* even, cons
 // Positions 2i and 2i + 1 are a pair, wherever they lie and whether or not both are seen: what a query gets
 // depends on neither.
 template <int kHeads>
-HWY_INLINE void add_span(Paired, const UnitScratch& scratch, int64_t padded,
-                         const PieceSource<uint16_t>& values, Span span, int64_t origin, float* sums,
-                         Ahead ahead) {
-  const F f;
-  const int64_t lanes = lane_count();
-  for (int h = 0; h < kHeads; ++h) {
-    // The softmax left zeros beside the span.
-    for (int64_t i = (span.begin - origin) / lanes * lanes; i < span.end - origin; i += lanes)
-      store_narrow(hn::LoadU(f, scratch.scores + h * kPiece + i), scratch.weights + h * kPiece + i);
-  }
+HWY_INLINE void add_span(const Bf16Pair* weights, const PieceSource<uint16_t>& values, Span span,
+                         int64_t origin, const uint16_t* zeros, float* sums, int64_t padded, Ahead ahead) {
   const auto add = [&](int64_t p, const uint16_t* even, const uint16_t* odd, int64_t pairs) HWY_ATTR {
-    add_pair_run<kHeads>(scratch.weights + p - origin, even, odd, 2 * values.stride, pairs, sums, padded,
+    add_pair_run<kHeads>(weights + (p - origin) / 2, even, odd, 2 * values.stride, pairs, sums, padded,
                          ahead);
     ahead.data += 2 * pairs * ahead.stride;
   };
-  const uint16_t* even = scratch.zeros;  // of a pair whose other position is in the next run
+  const uint16_t* even = zeros;  // of a pair whose other position is in the next run
   values.for_runs(span, [&](int64_t p, int64_t count, const uint16_t* run) HWY_ATTR {
     if (p % 2 != 0) {
       add(p - 1, even, run, 1);
-      even = scratch.zeros;
+      even = zeros;
       ++p, --count, run += values.stride;
     }
     if (count >= 2) add(p, run, run + values.stride, count / 2);
     if (count % 2 != 0) even = run + (count - 1) * values.stride;
   });
-  if (span.end % 2 != 0) add(span.end - 1, even, scratch.zeros, 1);
+  if (span.end % 2 != 0) add(span.end - 1, even, zeros, 1);
   // The columns in their order.
   for (float* block = sums; block < sums + kHeads * padded; block += 32) {
     float halves[32];
@@ -384,24 +354,29 @@ HWY_INLINE void add_span(Paired, const UnitScratch& scratch, int64_t padded,
 #endif
 
 // One query's kHeads heads over what it sees of a piece.
-template <class Way, int kHeads>
-void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, float bias,
-                  const typename Way::Operand* queries, const PieceSource<typename Way::Entry>& keys,
-                  const PieceSource<typename Way::Entry>& values, const UnitScratch& scratch, float* sums,
-                  float* running, Ahead while_scoring, Ahead while_adding) {
-  const int64_t origin = unit.span.begin / kPiece * kPiece;
-  keys.for_runs(span, [&](int64_t p, int64_t count, const typename Way::Entry* run) HWY_ATTR {
-    score_run<Way, kHeads>(queries, call.padded, run, keys.stride, count, scratch.scores + p - origin,
-                           while_scoring);
+template <int kHeads, class T, class Entry>
+void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, float bias, const T* queries,
+                  const PieceSource<Entry>& keys, const PieceSource<Entry>& values,
+                  const UnitScratch& scratch, float* sums, float* running, Ahead while_scoring,
+                  Ahead while_adding) {
+  const int64_t origin = unit.span.begin / kPiece * kPiece, lanes = lane_count();
+  float* scores = scratch.scores;
+  keys.for_runs(span, [&](int64_t p, int64_t count, const Entry* run) HWY_ATTR {
+    score_run<kHeads>(queries, call.padded, run, keys.stride, count, scores + p - origin, while_scoring);
     while_scoring.data += count * while_scoring.stride;
   });
-  for (int h = 0; h < kHeads; ++h) {
-    Running r;
-    softmax_columns(call.bf16, scratch.scores + h * kPiece, span.begin - origin, span.end - origin,
-                    span.begin - origin, span.end - origin, call.args.scale, bias, r);
-    running[2 * h] = r.max, running[2 * h + 1] = r.sum;
-  }
-  add_span<kHeads>(Way(), scratch, call.padded, values, span, origin, sums, while_adding);
+  const Span columns{static_cast<int32_t>(span.begin - origin), static_cast<int32_t>(span.end - origin)};
+  Span own[kHeads];
+  float biases[kHeads], factors[kRowLanes] = {};
+  std::fill_n(own, kHeads, columns);
+  std::fill_n(biases, kHeads, bias);
+  Running state[kHeads];
+  softmax_block<T>(call, kHeads, columns, own, biases, scores, kPiece, state, factors);
+  for (int h = 0; h < kHeads; ++h) running[2 * h] = state[h].max, running[2 * h + 1] = state[h].sum;
+  const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
+  auto* weights = reinterpret_cast<T*>(scores);
+  pair_columns(scores + begin, kHeads, end - begin, kPiece, weights + begin / kStepValues<T>, kPiece);
+  add_span<kHeads>(weights, values, span, origin, scratch.zeros, sums, call.padded, while_adding);
 }
 
 // A unit's keys or values, up to where its bank's ring wraps.
@@ -414,14 +389,13 @@ Ahead ahead_of(const AttentionCall& call, const StreamUnit& unit, bool values) {
   return {static_cast<const char*>(data), entries.stride * (narrow ? 2 : 4)};
 }
 
-template <class Way>
-void stream_queries(const StreamPlan& plan, const StreamUnit& unit,
-                    const PieceSource<typename Way::Entry>& keys,
-                    const PieceSource<typename Way::Entry>& values, Ahead unit_values, Ahead next_keys,
+template <class T, class Entry>
+void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceSource<Entry>& keys,
+                    const PieceSource<Entry>& values, Ahead unit_values, Ahead next_keys,
                     const UnitScratch& scratch) {
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
-  auto* queries = reinterpret_cast<typename Way::Operand*>(scratch.queries);
+  auto* queries = reinterpret_cast<T*>(scratch.queries);
   for (int64_t t = 0; t < args.queries; ++t) {
     const Span span = intersect(call.visible(unit.bank, unit.row, t), unit.span);
     const int64_t row = t * call.group;
@@ -433,22 +407,17 @@ void stream_queries(const StreamPlan& plan, const StreamUnit& unit,
       continue;
     }
     for (int64_t h = 0; h < call.group; ++h) {
-      const float* q = args.q + call.query_offset(unit.row, t, unit.head) + h * args.head_dim;
-      if constexpr (std::is_same_v<typename Way::Operand, float>) {
-        copy_padded(q, args.head_dim, call.padded, call.bf16, queries + h * call.padded);
-      } else {
-        const F f;
-        for (int64_t i = 0; i < call.padded; i += lane_count())
-          store_bf16(hn::LoadU(f, q + i), f, queries + h * call.padded + i);
-      }
+      copy_padded(args.q + call.query_offset(unit.row, t, unit.head) + h * args.head_dim, args.head_dim,
+                  call.padded, call.bf16, scratch.queries + h * call.padded);
     }
+    pair_columns(scratch.queries, call.group, call.padded, call.padded, queries, call.padded);
     const float bias = call.bias(unit.bank, unit.row, t);
     const auto heads = [&]<int kHeads>(int64_t h) HWY_ATTR {
       const Ahead nothing{reinterpret_cast<const char*>(queries), 0};
       const bool first = t == 0 && h == 0, last = t + 1 == args.queries && h + kHeads == call.group;
-      stream_heads<Way, kHeads>(call, unit, span, bias, queries + h * call.padded, keys, values, scratch,
-                                sums + h * call.padded, running + 2 * h, first ? unit_values : nothing,
-                                last ? next_keys : nothing);
+      stream_heads<kHeads>(call, unit, span, bias, queries + h * call.padded, keys, values, scratch,
+                           sums + h * call.padded, running + 2 * h, first ? unit_values : nothing,
+                           last ? next_keys : nothing);
     };
     int64_t h = 0;
     for (; h + kHeadsAtOnce <= call.group; h += kHeadsAtOnce) heads.template operator()<kHeadsAtOnce>(h);
@@ -466,27 +435,24 @@ void stream_unit(const StreamPlan& plan, const StreamUnit& unit, const StreamUni
   const Ahead nothing{reinterpret_cast<const char*>(memory), 0};
   const bool stored_bf16 = bank.dtype == ops::DType::BF16;
   if (call.args.head_dim == call.padded && (stored_bf16 || !call.bf16)) {
-    const auto stream = [&]<class Way>(Way) {
-      using T = typename Way::Entry;
-      stream_queries<Way>(plan, unit, PieceSource<T>{&keys, nullptr, 0, keys.stride},
-                          PieceSource<T>{&values, nullptr, 0, values.stride}, ahead_of(call, unit, true),
-                          next ? ahead_of(call, *next, false) : nothing, scratch);
+    const auto stream = [&]<class T, class Entry>(T, Entry) HWY_ATTR {
+      stream_queries<T>(plan, unit, PieceSource<Entry>{&keys, nullptr, 0, keys.stride},
+                        PieceSource<Entry>{&values, nullptr, 0, values.stride}, ahead_of(call, unit, true),
+                        next ? ahead_of(call, *next, false) : nothing, scratch);
     };
-#ifdef DUOKV_BF16_DOT
-    if (stored_bf16 && call.bf16 && call.padded % 32 == 0 && has_bf16_dot()) {
-      std::fill_n(scratch.zeros, call.padded, uint16_t{0});
-      return stream(Paired());
-    }
-#endif
-    return stored_bf16 ? stream(Widened<uint16_t>()) : stream(Widened<float>());
+    if (!stored_bf16) return stream(float{}, float{});
+    // Values are interleaved by whole vectors of 16 bits.
+    const int64_t step = call.padded % (2 * lane_count()) == 0 ? step_values(call) : 1;
+    std::fill_n(scratch.zeros, call.padded, uint16_t{0});
+    return with_operands(step, [&]<class T>(T) HWY_ATTR { stream(T{}, uint16_t{}); });
   }
   float* key_copy = scratch.copies;
   float* value_copy = key_copy + kPiece * call.padded;
   copy_entries(keys, unit.span, call.args.head_dim, call.padded, call.bf16, key_copy);
   copy_entries(values, unit.span, call.args.head_dim, call.padded, call.bf16, value_copy);
-  stream_queries<Widened<float>>(plan, unit, {nullptr, key_copy, unit.span.begin, call.padded},
-                                 {nullptr, value_copy, unit.span.begin, call.padded}, nothing, nothing,
-                                 scratch);
+  stream_queries<float, float>(plan, unit, {nullptr, key_copy, unit.span.begin, call.padded},
+                               {nullptr, value_copy, unit.span.begin, call.padded}, nothing, nothing,
+                               scratch);
 }
 
 // Merges the pieces of one row and KV head in their order. scratch: bank_count · padded floats.
@@ -569,17 +535,12 @@ void streamed_attention(Device* device, const AttentionCall& call) {
   const int64_t threads = device->pool.threads();
   const int64_t chunks =
       std::min(unit_count, round_up(ceil_div(unit_count, kUnitsInARow), kChunksOfThread * threads));
-  const auto first_unit = [&](int64_t chunk) { return unit_count * chunk / chunks; };
   device->pool.run(chunks, [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
-    // Threads take turns, as chunks are alike.
-    const int64_t end = first_unit(chunk + 1),
-                  then = chunk + threads < chunks ? first_unit(chunk + threads) : -1;
-    for (int64_t u = first_unit(chunk); u < end; ++u) {
-      const int64_t next = u + 1 < end ? u + 1 : then;
-      HWY_DYNAMIC_DISPATCH(stream_unit)
-      (plan, plan.units[static_cast<size_t>(u)], next < 0 ? nullptr : &plan.units[static_cast<size_t>(next)],
-       scratch);
+    const int64_t end = unit_count * (chunk + 1) / chunks;
+    for (int64_t u = unit_count * chunk / chunks; u < end; ++u) {
+      const StreamUnit* unit = &plan.units[static_cast<size_t>(u)];
+      HWY_DYNAMIC_DISPATCH(stream_unit)(plan, *unit, u + 1 < end ? unit + 1 : nullptr, scratch);
     }
   });
   device->pool.run(args.batch * args.kv_heads, [&](int64_t chunk, int32_t worker) {

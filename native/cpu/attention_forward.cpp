@@ -150,56 +150,6 @@ void pack_tile(const PackedBanks& packed, const PackUnit& unit, float* scratch) 
   with_operands(packed.step_values, [&]<class T>(T) HWY_ATTR { pack_tile_as<T>(packed, unit, scratch); });
 }
 
-// Values of a block's rows, up to a multiple of every vector length.
-constexpr int64_t kRowLanes = round_up(kMostBlockRows, 16);
-
-// Turns a block's raw products [rows, kTile] into weights exp(scale · product + bias - max) in the vectors
-// that cover `columns`, zero outside of the row's own ones, and moves `running` on. factors[row] is what the
-// row's sums so far have to be multiplied with.
-template <bool kRound>
-void softmax_block(float scale, int64_t rows, Span columns, const Span* own, const float* biases,
-                   float* HWY_RESTRICT scores, Running* HWY_RESTRICT running, float* HWY_RESTRICT factors) {
-  const F f;
-  const int64_t lanes = lane_count();
-  const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
-  const V scales = hn::Set(f, scale), minus_infinity = hn::Set(f, kMinusInfinity), zero = hn::Zero(f);
-  float shifts[kMostBlockRows];
-  for (int64_t r = 0; r < rows; ++r) {
-    const V bias = hn::Set(f, biases[r]);
-    const float* row = scores + r * kTile;
-    V largest = minus_infinity;
-    for_columns(begin, end, own[r].begin, own[r].end, [&](int64_t c, auto keep) HWY_ATTR {
-      largest = hn::Max(largest, keep(hn::MulAdd(hn::LoadU(f, row + c), scales, bias), minus_infinity));
-    });
-    const float max = std::max(running[r].max, hn::GetLane(hn::MaxOfLanes(f, largest)));
-    // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
-    shifts[r] = max == kMinusInfinity ? 0.0f : max;
-    factors[r] = running[r].max - shifts[r];
-    running[r].max = max;
-  }
-  for (int64_t r = 0; r < kRowLanes; r += lanes)
-    hn::StoreU(exp_of_score(hn::LoadU(f, factors + r)), f, factors + r);
-  for (int64_t r = 0; r < rows; ++r) {
-    const V bias = hn::Set(f, biases[r]), shift = hn::Set(f, shifts[r]);
-    float* row = scores + r * kTile;
-    V sum = zero;
-    const auto weigh = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
-      V p[vectors];
-      for (int v = 0; v < vectors; ++v)
-        p[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, row + c + v * lanes), scales, bias), shift);
-      exp_of_scores(p);
-      for (int v = 0; v < vectors; ++v) {
-        p[v] = keep(p[v], zero);
-        sum = hn::Add(sum, p[v]);
-        if constexpr (kRound) p[v] = round_to_bf16(f, p[v]);
-        hn::StoreU(p[v], f, row + c + v * lanes);
-      }
-    };
-    for_column_groups<kExpVectors>(begin, end, own[r].begin, own[r].end, weigh);
-    running[r].sum = running[r].sum * factors[r] + hn::GetLane(hn::SumOfLanes(f, sum));
-  }
-}
-
 // One tile of keys against all rows of a unit.
 template <class T>
 void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank, int64_t tile,
@@ -235,8 +185,7 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
                            Panels<T>{keys + begin * key_steps, key_steps}, end - begin, key_steps,
                            scores + begin, kTile);
     float factors[kRowLanes] = {};
-    const auto softmax = call.bf16 && kStepValues<T> == 1 ? &softmax_block<true> : &softmax_block<false>;
-    softmax(call.args.scale, count, columns, own, part.biases + r0, scores, part.running + r0, factors);
+    softmax_block<T>(call, count, columns, own, part.biases + r0, scores, kTile, part.running + r0, factors);
     T* weights = reinterpret_cast<T*>(scores);
     pair_columns(scores + begin, count, end - begin, kTile, weights + begin / kStepValues<T>, kTile);
     // Pairs are of absolute positions; a partner that is not seen has no weight.

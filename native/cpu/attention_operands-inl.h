@@ -1,5 +1,5 @@
-// What attention's products are made of: the shape of a register block, the types of operands, and entries
-// and rows copied and packed as such. Include inside a file that foreach_target.h compiles, after highway.h.
+// What attention's products are made of: the types of operands, and entries and rows copied and packed as
+// such. Include inside a file that foreach_target.h compiles, after highway.h.
 
 #if defined(DUOKV_CPU_ATTENTION_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DUOKV_CPU_ATTENTION_OPERANDS_INL_H_
@@ -19,17 +19,9 @@
 #include "cpu/bf16-inl.h"
 #include "cpu/bf16.h"
 #include "cpu/bf16_dot-inl.h"
+#include "cpu/device.h"
+#include "cpu/register_block-inl.h"
 #include "cpu/transpose-inl.h"
-
-#ifndef DUOKV_CPU_ATTENTION_OPERANDS_ONCE
-#define DUOKV_CPU_ATTENTION_OPERANDS_ONCE
-namespace duokv::cpu {
-
-// Rows of the largest register block of any target.
-inline constexpr int64_t kMostBlockRows = 12;
-
-}  // namespace duokv::cpu
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
@@ -39,18 +31,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F = hn::ScalableTag<float>;
 using I = hn::ScalableTag<int32_t>;
 using V = hn::Vec<F>;
-
-// A register block is kBlockRows × kBlockVectors accumulators: 12 of 16 registers, or 24 of 32. On AVX-512 it
-// is tall: twice as many rows use a tile while it passes through the first-level cache.
-#if HWY_TARGET <= HWY_AVX3
-inline constexpr int kBlockRows = 12, kBlockVectors = 2;
-#elif HWY_ARCH_ARM
-inline constexpr int kBlockRows = 6, kBlockVectors = 4;
-#else
-inline constexpr int kBlockRows = 6, kBlockVectors = 2;
-#endif
-
-static_assert(kBlockRows <= kMostBlockRows);
 
 HWY_INLINE int64_t lane_count() { return static_cast<int64_t>(hn::Lanes(F())); }
 HWY_INLINE int64_t panel_width() { return kBlockVectors * lane_count(); }
@@ -82,7 +62,7 @@ HWY_INLINE void with_operands([[maybe_unused]] int64_t values, Run&& run) {
 // Asks for the cache lines of n values that are needed soon and that no hardware prefetcher will expect.
 template <class T>
 HWY_INLINE void prefetch(const T* x, int64_t n) {
-  constexpr int64_t kLine = 64 / sizeof(T);
+  constexpr int64_t kLine = kCacheLine / static_cast<int64_t>(sizeof(T));
   for (int64_t i = 0; i < n; i += kLine) hwy::Prefetch(x + i);
 }
 
@@ -170,18 +150,8 @@ inline bool all_finite(const float* x, int64_t n) {
 template <class T>
 inline void pack_transposed(const T* src, int64_t keys, int64_t steps, int64_t stride, T* dst) {
   const int64_t width = panel_width();
-  for (int64_t key = 0; key < keys; key += width, src += width * stride, dst += width * steps) {
-    int64_t i = 0;
-    if constexpr (HWY_TARGET != HWY_SCALAR) {
-      for (; i + 4 <= steps; i += 4) {
-        for (int64_t k = 0; k < width; k += 4)
-          transpose_4x4(src + k * stride + i, stride, dst + i * width + k, width);
-      }
-    }
-    for (; i < steps; ++i) {
-      for (int64_t k = 0; k < width; ++k) dst[i * width + k] = src[k * stride + i];
-    }
-  }
+  for (int64_t key = 0; key < keys; key += width, src += width * stride, dst += width * steps)
+    transpose_rows(src, stride, width, steps, dst, width);
 }
 
 // Copies rows [rows, stride] of n values, a multiple of the vector length, as the operand of a product along

@@ -30,11 +30,6 @@ inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // ---------------------------------------------------------------- products
 
-HWY_INLINE V multiply_add(V sums, V a, V b) { return hn::MulAdd(a, b, sums); }
-#ifdef DUOKV_BF16_DOT
-HWY_INLINE V multiply_add(V sums, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sums, a, b); }
-#endif
-
 // The left operand: element (row, step) at data[row * row_stride + step * step_stride]. Transposing swaps the
 // strides.
 template <class T>
@@ -165,7 +160,8 @@ void multiply_half(Bf16Pair left, Right right, int64_t columns, Bf16Pair mask, f
   for (int64_t column = 0; column < columns; column += lane_count()) {
     const int64_t panel = column / panel_width() * panel_width();
     const Bf16Pair* row = right.at(panel, std::min(panel_width(), columns - panel)) + column - panel;
-    hn::StoreU(dot_bf16(hn::LoadU(f, c + column), x, hn::And(hn::LoadU(pairs, row), half)), f, c + column);
+    hn::StoreU(multiply_add(hn::LoadU(f, c + column), x, hn::And(hn::LoadU(pairs, row), half)), f,
+               c + column);
   }
 }
 #endif
@@ -281,41 +277,71 @@ HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t l
   for_column_groups<1>(begin, end, first, last, [&](int64_t c, auto, auto keep) HWY_ATTR { step(c, keep); });
 }
 
-// Turns the vectors that cover columns [begin, end) of a row of raw products into weights
-// exp(scale · product + bias - max), zero outside of columns [first, last), and moves `running` on. Returns
-// what the sums so far have to be multiplied with.
-template <bool kRound>
-HWY_INLINE float softmax_columns(float* HWY_RESTRICT s, int64_t begin, int64_t end, int64_t first,
-                                 int64_t last, float scale, float bias, Running& running) {
+// exp(scale · product + bias - shift) of kCount vectors of products.
+template <int kCount>
+HWY_INLINE void exp_of_products(const float* products, V scale, V bias, V shift, V (&x)[kCount]) {
   const F f;
-  const int64_t lanes = lane_count();
-  begin = begin / lanes * lanes, end = round_up(end, lanes);
-  const V scales = hn::Set(f, scale), biases = hn::Set(f, bias), minus_infinity = hn::Set(f, kMinusInfinity);
-  V largest = minus_infinity;
-  for_columns(begin, end, first, last, [&](int64_t c, auto keep) HWY_ATTR {
-    largest = hn::Max(largest, keep(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), minus_infinity));
-  });
-  const float max = std::max(running.max, hn::GetLane(hn::MaxOfLanes(f, largest)));
-  // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
-  const float shift = max == kMinusInfinity ? 0.0f : max;
-  const float factor = exp_of_score(running.max - shift);
-  const V shifts = hn::Set(f, shift), zero = hn::Zero(f);
-  V sum = zero;
-  for_columns(begin, end, first, last, [&](int64_t c, auto keep) HWY_ATTR {
-    V p = keep(exp_of_score(hn::Sub(hn::MulAdd(hn::LoadU(f, s + c), scales, biases), shifts)), zero);
-    sum = hn::Add(sum, p);
-    if constexpr (kRound) p = round_to_bf16(f, p);
-    hn::StoreU(p, f, s + c);
-  });
-  running.max = max;
-  running.sum = running.sum * factor + hn::GetLane(hn::SumOfLanes(f, sum));
-  return factor;
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v)
+    x[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, products + v * lane_count()), scale, bias), shift);
+  exp_of_scores(x);
 }
 
-HWY_INLINE float softmax_columns(bool round, float* s, int64_t begin, int64_t end, int64_t first,
-                                 int64_t last, float scale, float bias, Running& running) {
-  return round ? softmax_columns<true>(s, begin, end, first, last, scale, bias, running)
-               : softmax_columns<false>(s, begin, end, first, last, scale, bias, running);
+// Values of a block's rows, up to a multiple of every vector length.
+inline constexpr int64_t kRowLanes = round_up(kMostBlockRows, 16);
+
+// Turns a block's raw products [rows, stride] into weights exp(scale · product + bias - max) in the vectors
+// that cover `columns`, zero outside of the row's own ones, and moves `running` on. factors[row] is what the
+// row's sums so far have to be multiplied with.
+template <bool kRound>
+void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, const float* biases,
+                  float* HWY_RESTRICT scores, int64_t stride, Running* HWY_RESTRICT running,
+                  float* HWY_RESTRICT factors) {
+  const F f;
+  const int64_t lanes = lane_count();
+  const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
+  const V scales = hn::Set(f, scale), minus_infinity = hn::Set(f, kMinusInfinity), zero = hn::Zero(f);
+  float shifts[kMostBlockRows];
+  for (int64_t r = 0; r < rows; ++r) {
+    const V bias = hn::Set(f, biases[r]);
+    const float* row = scores + r * stride;
+    V largest = minus_infinity;
+    for_columns(begin, end, own[r].begin, own[r].end, [&](int64_t c, auto keep) HWY_ATTR {
+      largest = hn::Max(largest, keep(hn::MulAdd(hn::LoadU(f, row + c), scales, bias), minus_infinity));
+    });
+    const float max = std::max(running[r].max, hn::GetLane(hn::MaxOfLanes(f, largest)));
+    // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
+    shifts[r] = max == kMinusInfinity ? 0.0f : max;
+    factors[r] = running[r].max - shifts[r];
+    running[r].max = max;
+  }
+  for (int64_t r = 0; r < rows; r += lanes)
+    hn::StoreU(exp_of_score(hn::LoadU(f, factors + r)), f, factors + r);
+  for (int64_t r = 0; r < rows; ++r) {
+    const V bias = hn::Set(f, biases[r]), shift = hn::Set(f, shifts[r]);
+    float* row = scores + r * stride;
+    V sum = zero;
+    const auto weigh = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
+      V p[vectors];
+      exp_of_products(row + c, scales, bias, shift, p);
+      for (int v = 0; v < vectors; ++v) {
+        p[v] = keep(p[v], zero);
+        sum = hn::Add(sum, p[v]);
+        if constexpr (kRound) p[v] = round_to_bf16(f, p[v]);
+        hn::StoreU(p[v], f, row + c + v * lanes);
+      }
+    };
+    for_column_groups<kExpVectors>(begin, end, own[r].begin, own[r].end, weigh);
+    running[r].sum = running[r].sum * factors[r] + hn::GetLane(hn::SumOfLanes(f, sum));
+  }
+}
+
+// The same for a call. BF16 weights are rounded here, unless they will be as pairs are made of them.
+template <class T>
+void softmax_block(const AttentionCall& call, int64_t rows, Span columns, const Span* own,
+                   const float* biases, float* scores, int64_t stride, Running* running, float* factors) {
+  const auto run = call.bf16 && kStepValues<T> == 1 ? &softmax_rows<true> : &softmax_rows<false>;
+  run(call.args.scale, rows, columns, own, biases, scores, stride, running, factors);
 }
 
 // One bank's part of a query's attention: Σ exp(score - max) · v, not yet divided.

@@ -16,48 +16,54 @@
 
 #include <cstdint>
 
-#undef DUOKV_BF16_DOT
-#if HWY_TARGET == HWY_AVX3
-#define DUOKV_BF16_DOT
-
 HWY_BEFORE_NAMESPACE();
 namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+using FloatLanes = hn::Vec<hn::ScalableTag<float>>;
+
+HWY_INLINE FloatLanes multiply_add(FloatLanes sums, FloatLanes a, FloatLanes b) {
+  return hn::MulAdd(a, b, sums);
+}
+
+#undef DUOKV_BF16_DOT
+#if HWY_TARGET == HWY_AVX3
+#define DUOKV_BF16_DOT
+
 // 16 pairs of BF16 values, as the 32 bits each pair has in memory.
 using Bf16Pairs = hn::Vec<hn::ScalableTag<uint32_t>>;
-using Bf16Sums = hn::Vec<hn::ScalableTag<float>>;
 
 // Assembly, as a compiler inlines the intrinsics only into functions that are compiled for AVX512_BF16.
 
 // sums + a0 · b0 + a1 · b1, lane by lane.
-HWY_INLINE Bf16Sums dot_bf16(Bf16Sums sums, Bf16Pairs a, Bf16Pairs b) {
+HWY_INLINE FloatLanes multiply_add(FloatLanes sums, Bf16Pairs a, Bf16Pairs b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
   return sums;
 }
 
-HWY_INLINE __m256i narrow_bf16(Bf16Sums x) {
+HWY_INLINE __m256i narrow_bf16(FloatLanes x) {
   __m256i narrow;
   asm("vcvtneps2bf16 %1, %0" : "=v"(narrow) : "v"(x.raw));
   return narrow;
 }
 
 // Stores the lanes of x, rounded to BF16, at p, unaligned.
-HWY_INLINE void store_narrow(Bf16Sums x, uint16_t* p) {
+HWY_INLINE void store_narrow(FloatLanes x, uint16_t* p) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(x));
 }
 
 // The lanes of `even` and `odd` rounded to BF16, lane i of both in pair i.
-HWY_INLINE Bf16Pairs pair_bf16(Bf16Sums even, Bf16Sums odd) {
+HWY_INLINE Bf16Pairs pair_bf16(FloatLanes even, FloatLanes odd) {
   const Bf16Pairs lower{_mm512_cvtepu16_epi32(narrow_bf16(even))};
   const Bf16Pairs upper{_mm512_cvtepu16_epi32(narrow_bf16(odd))};
   return hn::Or(lower, hn::ShiftLeft<16>(upper));
 }
 
+#endif
+
 }  // namespace HWY_NAMESPACE
 }  // namespace duokv::cpu
 HWY_AFTER_NAMESPACE();
-#endif
 
 #endif

@@ -1,4 +1,4 @@
-// The layout of panel products: the register tile, and both operands packed for it. Include inside a file
+// The layout of panel products: both operands packed for the register block. Include inside a file
 // that foreach_target.h compiles, after highway.h.
 
 #if defined(DUOKV_CPU_PANEL_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,6 +18,7 @@
 #include "cpu/bf16.h"
 #include "cpu/bf16_dot-inl.h"
 #include "cpu/panel_product.h"
+#include "cpu/register_block-inl.h"
 #include "cpu/transpose-inl.h"
 #include "cpu/vector_math-inl.h"
 #include "ops/rounding.h"
@@ -26,8 +27,8 @@
 #define DUOKV_CPU_PANEL_PACKING_ONCE
 namespace duokv::cpu {
 
-// Rows of a block that a worker packs at a time, at most; a multiple of every tile's rows.
-inline constexpr int64_t kBlockRows = 96;
+// Rows of a chunk that one worker computes, at most; a multiple of every register block's.
+inline constexpr int64_t kChunkRows = 96;
 
 }  // namespace duokv::cpu
 #endif
@@ -41,18 +42,7 @@ using DF = hn::ScalableTag<float>;
 using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 
-// The register tile: kTileRows rows of kVectors accumulators, one row of B and a broadcast value fill the
-// register file. On AVX-512 a tile is tall: 8 rows read B once, and its block along k, 32 KB, stays in the
-// first-level cache for the next rows.
-#if HWY_TARGET <= HWY_AVX3
-inline constexpr int kVectors = 2, kTileRows = 12;
-#elif HWY_ARCH_ARM_A64
-inline constexpr int kVectors = 4, kTileRows = 6;
-#else
-inline constexpr int kVectors = 2, kTileRows = 6;
-#endif
-
-constexpr int64_t width() { return kVectors * static_cast<int64_t>(hn::MaxLanes(DF())); }
+constexpr int64_t width() { return kBlockVectors * static_cast<int64_t>(hn::MaxLanes(DF())); }
 
 // Rows of a panel in memory, and their bytes.
 HWY_INLINE int64_t panel_rows(const Panels& b) {
@@ -60,10 +50,10 @@ HWY_INLINE int64_t panel_rows(const Panels& b) {
 }
 HWY_INLINE int64_t row_bytes_of(const Panels& b) { return width() * (b.dtype == ops::DType::BF16 ? 2 : 4); }
 
-// Row groups of at most kTileRows that differ by at most one row: a group of one or two rows wastes most of
-// the tile.
+// Row groups of at most kBlockRows that differ by at most one row: a group of one or two rows wastes most of
+// the block.
 struct RowGroups {
-  explicit RowGroups(int64_t m) : rows(m), count(ceil_div(m, kTileRows)) {}
+  explicit RowGroups(int64_t m) : rows(m), count(ceil_div(m, kBlockRows)) {}
   int64_t begin(int64_t group) const { return rows * group / count; }
   int64_t size(int64_t group) const { return begin(group + 1) - begin(group); }
   int64_t rows, count;
@@ -89,23 +79,6 @@ inline void copy_rows(const float* from, int64_t from_stride, int64_t rows, int6
   }
 }
 
-// to [depth, rows] = the transpose of `rows` rows of `depth` elements.
-template <class T>
-inline void transpose_rows(const T* from, int64_t stride, int64_t rows, int64_t depth, T* to) {
-  int64_t d = 0;
-  if (rows >= 4) {
-    // Four rows at a time, and the last four: what lies in two of them is written twice.
-    for (; d + 4 <= depth; d += 4) {
-      for (int64_t r = 0; r + 4 < rows; r += 4)
-        transpose_4x4(from + r * stride + d, stride, to + d * rows + r, rows);
-      transpose_4x4(from + (rows - 4) * stride + d, stride, to + d * rows + rows - 4, rows);
-    }
-  }
-  for (; d < depth; ++d) {
-    for (int64_t r = 0; r < rows; ++r) to[d * rows + r] = from[r * stride + d];
-  }
-}
-
 // Columns [i, i + depth) of the rows that `groups` divides from `row` on, by group as [depth][rows], rounded
 // to BF16 if `rounds`.
 inline void pack_groups(const MatrixView& a, int64_t row, const RowGroups& groups, int64_t i, int64_t depth,
@@ -118,13 +91,14 @@ inline void pack_groups(const MatrixView& a, int64_t row, const RowGroups& group
       const float* from = a.data + (i + d) * a.stride + row;
       for (int64_t g = 0; g < groups.count; ++g) {
         const int64_t first = groups.begin(g), rows = groups.size(g);
-        copy_rows<kTileRows>(from + first, a.stride, steps, rows, packed + first * depth + d * rows, rows);
+        copy_rows<kBlockRows>(from + first, a.stride, steps, rows, packed + first * depth + d * rows, rows);
       }
     }
   } else {
     for (int64_t g = 0; g < groups.count; ++g) {
       const float* from = a.data + (row + groups.begin(g)) * a.stride + i;
-      transpose_rows(from, a.stride, groups.size(g), depth, packed + groups.begin(g) * depth);
+      const int64_t rows = groups.size(g);
+      transpose_rows(from, a.stride, rows, depth, packed + groups.begin(g) * depth, rows);
     }
   }
   if (rounds) copy_rounded(packed, groups.rows * depth, packed);
@@ -159,7 +133,7 @@ inline void pack_groups(const MatrixView& a, int64_t row, const RowGroups& group
                         bool, uint32_t* packed) {
   const int64_t steps = ceil_div(depth, 2);
   if (a.transposed) {
-    uint32_t pairs[kBlockRows];
+    uint32_t pairs[kChunkRows];
     for (int64_t d = 0; d < depth; d += 2) {
       const float* even = a.data + (i + d) * a.stride + row;
       pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows, pairs);
@@ -170,11 +144,11 @@ inline void pack_groups(const MatrixView& a, int64_t row, const RowGroups& group
     }
     return;
   }
-  uint32_t pairs[kTileRows * kPanelDepth / 2];
+  uint32_t pairs[kBlockRows * kPanelDepth / 2];
   for (int64_t g = 0; g < groups.count; ++g) {
     for (int64_t r = 0; r < groups.size(g); ++r)
       narrow_row(a.data + (row + groups.begin(g) + r) * a.stride + i, depth, pairs + r * steps);
-    transpose_rows(pairs, steps, groups.size(g), steps, packed + groups.begin(g) * steps);
+    transpose_rows(pairs, steps, groups.size(g), steps, packed + groups.begin(g) * steps, groups.size(g));
   }
 }
 #endif
@@ -188,19 +162,7 @@ inline void copy_block(const MatrixView& b, int64_t i, int64_t depth, int64_t co
     copy_rows<width()>(b.data + i * b.stride + column, b.stride, depth, columns, out, width());
     return;
   }
-  const float* from = b.data + column * b.stride + i;
-  int64_t d = 0;
-  for (; d + 4 <= depth; d += 4) {
-    int64_t j = 0;
-    for (; j + 4 <= columns; j += 4)
-      transpose_4x4(from + j * b.stride + d, b.stride, out + d * width() + j, width());
-    for (; j < columns; ++j) {
-      for (int64_t e = d; e < d + 4; ++e) out[e * width() + j] = from[j * b.stride + e];
-    }
-  }
-  for (; d < depth; ++d) {
-    for (int64_t j = 0; j < columns; ++j) out[d * width() + j] = from[j * b.stride + d];
-  }
+  transpose_rows(b.data + column * b.stride + i, b.stride, columns, depth, out, width());
 }
 
 // Rows [i, i + depth) of `count` panels from `panel` on.
@@ -233,7 +195,7 @@ inline void pack_block(const MatrixView& b, const Panels& panels, int64_t i, int
         continue;
       }
 #endif
-      for (int64_t v = 0; v < rows * kVectors; v += 2) {
+      for (int64_t v = 0; v < rows * kBlockVectors; v += 2) {
         const auto low = bf16_in_upper_half(df, hn::Load(df, block + v * kLanes));
         const auto high = bf16_in_upper_half(df, hn::Load(df, block + (v + 1) * kLanes));
         hn::Store(hn::Or(hn::ShiftRight<16>(low), hn::And(high, hn::Set(du, 0xFFFF0000u))), du,

@@ -52,24 +52,22 @@ constexpr int kJoinedWide = 4, kJoinedNarrow = 4, kStreams = 1;
 // A panel in FP32: [k][width].
 struct WidePanel {
   using Element = float;
-  using Left = float;                                     // what A is packed as
-  static constexpr int64_t kValues = 1, kRow = kVectors;  // values along k and vectors of a step
-  static HWY_INLINE void load(const float* row, VF (&b)[kVectors]) {
+  using Left = float;                                          // what A is packed as
+  static constexpr int64_t kValues = 1, kRow = kBlockVectors;  // values along k and vectors of a step
+  static HWY_INLINE void load(const float* row, VF (&b)[kBlockVectors]) {
     const DF df;
-    for (int v = 0; v < kVectors; ++v) b[v] = hn::Load(df, row + v * hn::Lanes(df));
+    for (int v = 0; v < kBlockVectors; ++v) b[v] = hn::Load(df, row + v * hn::Lanes(df));
   }
-  static HWY_INLINE VF broadcast(float a) { return hn::Set(DF(), a); }
-  static HWY_INLINE VF add(VF sum, VF a, VF b) { return hn::MulAdd(a, b, sum); }
 };
 
 // A panel in BF16: two columns a vector apart share 32 bits, so that widening is a shift and a mask.
 struct NarrowPanel : WidePanel {
   using Element = uint32_t;
-  static constexpr int64_t kRow = kVectors / 2;
-  static HWY_INLINE void load(const uint32_t* row, VF (&b)[kVectors]) {
+  static constexpr int64_t kRow = kBlockVectors / 2;
+  static HWY_INLINE void load(const uint32_t* row, VF (&b)[kBlockVectors]) {
     const DF df;
     const DU du;
-    for (int v = 0; v < kVectors; v += 2) {
+    for (int v = 0; v < kBlockVectors; v += 2) {
       const auto pair = hn::Load(du, row + v / 2 * hn::Lanes(du));
       b[v] = hn::BitCast(df, hn::ShiftLeft<16>(pair));
       b[v + 1] = hn::BitCast(df, hn::And(pair, hn::Set(du, 0xFFFF0000u)));
@@ -82,13 +80,11 @@ struct NarrowPanel : WidePanel {
 struct PairPanel {
   using Element = uint32_t;
   using Left = uint32_t;
-  static constexpr int64_t kValues = 2, kRow = kVectors;
-  static HWY_INLINE void load(const uint32_t* row, Bf16Pairs (&b)[kVectors]) {
+  static constexpr int64_t kValues = 2, kRow = kBlockVectors;
+  static HWY_INLINE void load(const uint32_t* row, Bf16Pairs (&b)[kBlockVectors]) {
     const DU du;
-    for (int v = 0; v < kVectors; ++v) b[v] = hn::Load(du, row + v * hn::Lanes(du));
+    for (int v = 0; v < kBlockVectors; ++v) b[v] = hn::Load(du, row + v * hn::Lanes(du));
   }
-  static HWY_INLINE Bf16Pairs broadcast(uint32_t a) { return hn::Set(DU(), a); }
-  static HWY_INLINE VF add(VF sum, Bf16Pairs a, Bf16Pairs b) { return dot_bf16(sum, a, b); }
 };
 #endif
 
@@ -108,21 +104,22 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
                      const typename Panel::Element* HWY_RESTRICT b, int64_t panel_stride,
                      float* HWY_RESTRICT sums, bool add, Ahead ahead) {
   const DF df;
+  const hn::ScalableTag<typename Panel::Left> left;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
-  VF sum[R][P * kVectors];
+  VF sum[R][P * kBlockVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < P * kVectors; ++v) sum[r][v] = hn::Zero(df);
+    for (int v = 0; v < P * kBlockVectors; ++v) sum[r][v] = hn::Zero(df);
   }
   const auto step = [&](int64_t i) HWY_ATTR {
     for (int p = 0; p < P; ++p) {
-      decltype(Panel::broadcast(*a)) row[kVectors];
+      hn::Vec<decltype(left)> row[kBlockVectors];
       Panel::load(b + p * panel_stride + i * Panel::kRow * lanes, row);
       for (int r = 0; r < R; ++r) {
-        const auto value = Panel::broadcast(a[i * R + r]);
-        for (int v = 0; v < kVectors; ++v) {
-          sum[r][p * kVectors + v] = Panel::add(sum[r][p * kVectors + v], value, row[v]);
+        const auto value = hn::Set(left, a[i * R + r]);
+        for (int v = 0; v < kBlockVectors; ++v) {
+          sum[r][p * kBlockVectors + v] = multiply_add(sum[r][p * kBlockVectors + v], value, row[v]);
         }
       }
     }
@@ -141,8 +138,8 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < P * kVectors; ++v) {
-      float* out = sums + (r * P * kVectors + v) * lanes;
+    for (int v = 0; v < P * kBlockVectors; ++v) {
+      float* out = sums + (r * P * kBlockVectors + v) * lanes;
       hn::Store(add ? hn::Add(hn::Load(df, out), sum[r][v]) : sum[r][v], df, out);
     }
   }
@@ -165,7 +162,7 @@ HWY_NOINLINE void tile_of(int64_t rows, int64_t steps, const typename Panel::Lef
                           const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
                           Ahead ahead) {
   // More than one panel only ever meets a row or two.
-  constexpr int kMost = P == 1 ? kTileRows : P * kVectors <= 4 ? 2 : 1;
+  constexpr int kMost = P == 1 ? kBlockRows : P * kBlockVectors <= 4 ? 2 : 1;
   tile_up_to<kMost, P, Panel, Lines>(rows, steps, a, b, panel_stride, sums, add, ahead);
 }
 
@@ -205,9 +202,9 @@ void multiply_block(const RowGroups& groups, int64_t steps, const typename Panel
 void widen(const uint32_t* panel, int64_t depth, float* wide) {
   const DF df;
   for (int64_t i = 0; i < depth; ++i) {
-    VF row[kVectors];
+    VF row[kBlockVectors];
     NarrowPanel::load(panel + i * NarrowPanel::kRow * hn::Lanes(df), row);
-    for (int v = 0; v < kVectors; ++v) hn::Store(row[v], df, wide + i * width() + v * hn::Lanes(df));
+    for (int v = 0; v < kBlockVectors; ++v) hn::Store(row[v], df, wide + i * width() + v * hn::Lanes(df));
   }
 }
 
@@ -338,7 +335,7 @@ void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, floa
 }
 
 int64_t target_width() { return width(); }
-int64_t target_tile_rows() { return kTileRows; }
+int64_t target_tile_rows() { return kBlockRows; }
 bool target_multiplies_pairs() {
 #ifdef DUOKV_BF16_DOT
   return has_bf16_dot();
@@ -375,7 +372,7 @@ constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache l
 struct Chunks {
   Chunks(int64_t threads, int64_t m, int64_t k, int64_t n)
       : width(panel_width()),
-        row_blocks(ceil_div(m, kBlockRows)),
+        row_blocks(ceil_div(m, kChunkRows)),
         block_rows(round_up(ceil_div(m, row_blocks), HWY_DYNAMIC_DISPATCH(target_tile_rows)())) {
     const int64_t most = kBlockColumns / width;
     const int64_t fewest = std::min(most, ceil_div(kSmallestChunk, k * width));
@@ -457,7 +454,6 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     const int64_t begin = panels_of(*p) * column / columns_of(*p);
     return Place{p, begin, panels_of(*p) * (column + 1) / columns_of(*p) - begin};
   };
-  const int64_t row_bytes = chunks.width * (first.b.dtype == ops::DType::BF16 ? 2 : 4);
   device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {
     const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
     const auto [p, begin, count] = place(column);
@@ -468,7 +464,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
       const Place then = place(next);
       chunk.next = static_cast<const char*>(then.product->b.data) +
                    panel_bytes(k, then.panel * chunks.width, first.b.dtype);
-      chunk.next_bytes = std::min(k, kPanelDepth) * row_bytes;
+      chunk.next_bytes = panel_bytes(std::min(k, kPanelDepth), chunks.width, first.b.dtype);
     }
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
     HWY_DYNAMIC_DISPATCH(multiply_chunk)(*p, chunk, memory);

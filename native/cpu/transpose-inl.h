@@ -1,4 +1,4 @@
-// Transposing blocks of 4 × 4 elements of 32 bits. Include inside a file that foreach_target.h compiles,
+// Transposing rows of elements of 32 bits. Include inside a file that foreach_target.h compiles,
 // after highway.h.
 
 #if defined(DUOKV_CPU_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -38,6 +38,24 @@ HWY_INLINE void transpose_4x4(const T* in, int64_t in_stride, T* out, int64_t ou
   hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, high01, high23)), d, out + 2 * out_stride);
   hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, high01, high23)), d, out + 3 * out_stride);
 #endif
+}
+
+// out [depth, rows], a row of which starts every out_stride, = the transpose of in [rows, depth].
+template <class T>
+inline void transpose_rows(const T* in, int64_t in_stride, int64_t rows, int64_t depth, T* out,
+                           int64_t out_stride) {
+  int64_t d = 0;
+  if (rows >= 4) {
+    // Four rows at a time, and the last four: what lies in two of them is written twice.
+    for (; d + 4 <= depth; d += 4) {
+      for (int64_t r = 0; r + 4 < rows; r += 4)
+        transpose_4x4(in + r * in_stride + d, in_stride, out + d * out_stride + r, out_stride);
+      transpose_4x4(in + (rows - 4) * in_stride + d, in_stride, out + d * out_stride + rows - 4, out_stride);
+    }
+  }
+  for (; d < depth; ++d) {
+    for (int64_t r = 0; r < rows; ++r) out[d * out_stride + r] = in[r * in_stride + d];
+  }
 }
 
 }  // namespace HWY_NAMESPACE

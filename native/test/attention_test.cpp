@@ -166,6 +166,17 @@ DUOKV_TEST(random_gradients_bf16) {
   by_each_bf16_route([&](const char* what) { expect_gradients_match(what, problems, 2e-2); });
 }
 
+// Outputs and gradients, by every way to multiply.
+void expect_both_match_by_each_route(std::vector<Problem>& problems) {
+  expect_forward_matches("FP32", problems, 5e-6);
+  expect_gradients_match("FP32", problems, 1e-5);
+  for (Problem& p : problems) p.mode = ops::ProductMode::BF16;
+  by_each_bf16_route([&](const char* what) {
+    expect_forward_matches(what, problems, 2e-2);
+    expect_gradients_match(what, problems, 2e-2);
+  });
+}
+
 // Where products run along pairs, the last element of a head has a partner that is none.
 DUOKV_TEST(odd_head_dimensions) {
   Rng rng(20);
@@ -174,13 +185,7 @@ DUOKV_TEST(odd_head_dimensions) {
     for (int i = 0; i < trials(15); ++i)
       problems.push_back(random_problem(rng, {.max_batch = 2, .head_dim = head_dim, .backward = true}));
   }
-  expect_forward_matches("FP32", problems, 5e-6);
-  expect_gradients_match("FP32", problems, 1e-5);
-  for (Problem& p : problems) p.mode = ops::ProductMode::BF16;
-  by_each_bf16_route([&](const char* what) {
-    expect_forward_matches(what, problems, 2e-2);
-    expect_gradients_match(what, problems, 2e-2);
-  });
+  expect_both_match_by_each_route(problems);
 }
 
 // The real window and head size, with documents that end at multiples of tile sizes and one position to
@@ -196,13 +201,7 @@ DUOKV_TEST(documents_at_tile_edges) {
     }
   }
   problems.resize(static_cast<size_t>(trials(static_cast<int>(problems.size()))));
-  expect_forward_matches("FP32", problems, 5e-6);
-  expect_gradients_match("FP32", problems, 1e-5);
-  for (Problem& p : problems) p.mode = ops::ProductMode::BF16;
-  by_each_bf16_route([&](const char* what) {
-    expect_forward_matches(what, problems, 2e-2);
-    expect_gradients_match(what, problems, 2e-2);
-  });
+  expect_both_match_by_each_route(problems);
 }
 
 DUOKV_TEST(the_reference_gradient_is_the_derivative) {
