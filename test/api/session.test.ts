@@ -175,14 +175,17 @@ describe('session', () => {
   it('leaves everything bitwise as it was when a prefill or a decode is aborted or fails', async () => {
     const config = presets.localHistoryTiny({ window: 8 });
     using model = await Model.create(device, config, { seed: 2 });
-    using session = model.session({ batch: 2, capacity: 4096 });
+    const capacity = 16_384;
+    using session = model.session({ batch: 2, capacity });
     await session.prefill({ tokens: randomTokens(2 * 20, config.vocab), documentIds: new BigInt64Array(40) });
     const before = await contents(session);
     const bytes = session.cache.bytes();
     const long = randomTokens(2 * 4000, config.vocab);
+    // So much that no machine ends it before the abort.
+    const endless = randomTokens(2 * 16_000, config.vocab);
     for (const delay of [1, 15, 60]) {
       const controller = new AbortController();
-      const prefill = session.prefill({ tokens: long, schedule: 'full' }, { signal: controller.signal });
+      const prefill = session.prefill({ tokens: endless, schedule: 'full' }, { signal: controller.signal });
       setTimeout(() => controller.abort(), delay);
       await assert.rejects(prefill, { name: 'AbortError' });
       assert.deepEqual(session.lengths, [20, 20]);
@@ -190,7 +193,7 @@ describe('session', () => {
     }
     // The second row's prompt fails after the first row's would have succeeded.
     await rejectsWith('ERR_CAPACITY', /row 1/, () =>
-      session.prefill({ tokens: [randomTokens(3, config.vocab), randomTokens(4090, config.vocab)] }),
+      session.prefill({ tokens: [randomTokens(3, config.vocab), randomTokens(capacity - 6, config.vocab)] }),
     );
     await rejectsWith('ERR_DOCUMENT_IDS', /recurs/, async () => {
       await session.decode({ tokens: [1, 2], documentIds: BigInt64Array.of(5n, 0n) });
