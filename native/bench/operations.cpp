@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "ops/rounding.h"
 #include "test/harness.h"
 
 namespace duokv::bench {
@@ -132,9 +133,9 @@ Operation loss(ops::Device* device, Mode mode, int64_t m, int64_t vocabulary) {
           }};
 }
 
-// One row whose last `queries` positions read a global bank of `length` entries and a window of it.
+// Rows whose last `queries` positions read a global bank of `length` entries and a window of it.
 struct AttentionShape {
-  int64_t queries, length, copies;
+  int64_t rows, queries, length, copies;
   ops::DType stored;
   Mode mode;
 
@@ -143,7 +144,7 @@ struct AttentionShape {
     double sum = 0;
     for (int64_t t = length - queries; t < length; ++t)
       sum += static_cast<double>(t + 1 + std::min(t + 1, kWindow));
-    return sum;
+    return static_cast<double>(rows) * sum;
   }
 };
 
@@ -152,23 +153,26 @@ class Attention {
   Attention(ops::Device* device, const AttentionShape& shape)
       : device_(device),
         shape_(shape),
-        q_(floats(device, shape.queries * kHeads * kHeadDim)),
-        dout_(floats(device, shape.queries * kHeads * kHeadDim)),
-        out_(floats(device, shape.queries * kHeads * kHeadDim)),
-        dq_(floats(device, shape.queries * kHeads * kHeadDim)),
-        lse_(floats(device, 2 * shape.queries * kHeads)),
-        positions_(device, std::vector<int32_t>(1, static_cast<int32_t>(shape.length - shape.queries))),
-        document_start_(device, std::vector<int32_t>(static_cast<size_t>(shape.queries), 0)) {
-    for (int64_t copy = 0; copy < shape.copies; ++copy) {
-      for (int64_t count : {shape.length, shape.kept()}) {
-        const int64_t elements = count * kKvHeads * kHeadDim;
-        // A BF16 bank takes half of this memory; as BF16 these values are finite.
-        const Floats k = bank_values(elements), v = bank_values(elements);
-        rows_.push_back({k->data(), v->data(), static_cast<int32_t>(shape.length - count),
-                         static_cast<int32_t>(count), 0, static_cast<int32_t>(count)});
-        if (copy == 0) gradients_.push_back({floats(device, elements), floats(device, elements)});
-        memory_.push_back(k), memory_.push_back(v);
-      }
+        q_(floats(device, shape.rows * shape.queries * kHeads * kHeadDim)),
+        dout_(floats(device, shape.rows * shape.queries * kHeads * kHeadDim)),
+        out_(floats(device, shape.rows * shape.queries * kHeads * kHeadDim)),
+        dq_(floats(device, shape.rows * shape.queries * kHeads * kHeadDim)),
+        lse_(floats(device, 2 * shape.rows * shape.queries * kHeads)),
+        positions_(device, std::vector<int32_t>(static_cast<size_t>(shape.rows),
+                                                static_cast<int32_t>(shape.length - shape.queries))),
+        document_start_(device, std::vector<int32_t>(static_cast<size_t>(shape.rows * shape.queries), 0)) {
+    for (int64_t i = 0; i < shape.copies * 2 * shape.rows; ++i) {
+      const int64_t count = i / shape.rows % 2 == 0 ? shape.length : shape.kept();
+      const int64_t elements = count * kKvHeads * kHeadDim;
+      // A BF16 bank takes half of this memory; as BF16 these values are finite.
+      const Floats k = bank_values(elements), v = bank_values(elements);
+      rows_.push_back({k->data(), v->data(), static_cast<int32_t>(shape.length - count),
+                       static_cast<int32_t>(count), 0, static_cast<int32_t>(count)});
+      memory_.push_back(k), memory_.push_back(v);
+    }
+    for (int64_t count : {shape.length, shape.kept()}) {
+      const int64_t elements = shape.rows * count * kKvHeads * kHeadDim;
+      gradients_.push_back({floats(device, elements), floats(device, elements)});
     }
   }
 
@@ -192,7 +196,7 @@ class Attention {
   }
 
   ops::AttentionArgs arguments(int64_t i) const {
-    ops::AttentionArgs args = {.batch = 1,
+    ops::AttentionArgs args = {.batch = shape_.rows,
                                .queries = shape_.queries,
                                .query_heads = kHeads,
                                .kv_heads = kKvHeads,
@@ -206,9 +210,9 @@ class Attention {
                                .out = out_->data(),
                                .lse = lse_->data(),
                                .mode = shape_.mode};
-    for (size_t bank = 0; bank < 2; ++bank) {
-      const auto copy = static_cast<size_t>(i % shape_.copies);
-      const ops::BankRow& row = rows_[2 * copy + bank];
+    for (int64_t bank = 0; bank < 2; ++bank) {
+      const auto first = static_cast<size_t>((i % shape_.copies * 2 + bank) * shape_.rows);
+      const ops::BankRow& row = rows_[first];
       const auto window = static_cast<int32_t>(bank == 0 ? 0 : kWindow);
       args.banks[bank] = {&row, row.count, shape_.stored, row.count * kHeadDim, kHeadDim, window, nullptr};
     }
@@ -219,7 +223,7 @@ class Attention {
   AttentionShape shape_;
   Floats q_, dout_, out_, dq_, lse_;
   Array<int32_t> positions_, document_start_;
-  std::vector<ops::BankRow> rows_;
+  std::vector<ops::BankRow> rows_;  // [copy, bank, row]
   std::vector<std::vector<Floats>> gradients_;
   std::vector<Floats> memory_;
 };
@@ -228,8 +232,9 @@ Operation attention(ops::Device* device, const std::string& name, const Attentio
                     bool backward) {
   const double flops = shape.pairs() * 4 * kHeadDim * kHeads * (backward ? 2.5 : 1);
   const double stored = shape.stored == ops::DType::BF16 ? 2 : 4;
-  const double bank = static_cast<double>((shape.length + shape.kept()) * kKvHeads * kHeadDim) * 2 * stored;
-  return {name, name_of(shape.mode), flops, shape.queries == 1 ? bank : 0, [=]() -> Call {
+  const double banks =
+      static_cast<double>(shape.rows * (shape.length + shape.kept()) * kKvHeads * kHeadDim) * 2 * stored;
+  return {name, name_of(shape.mode), flops, shape.queries == 1 ? banks : 0, [=]() -> Call {
             auto problem = std::make_shared<Attention>(device, shape);
             problem->forward(0);
             if (backward) return [=](int64_t i) { problem->backward(i); };
@@ -319,10 +324,14 @@ std::vector<Operation> operations(ops::Device* device, const Sizes& sizes) {
     all.push_back(backward_product(device, mode, m, true));
     all.push_back(loss(device, mode, m, vocabulary));
     const auto f32 = ops::DType::F32;
-    all.push_back(attention(device, "attention forward, both banks", {m, m, 1, f32, mode}, false));
-    all.push_back(attention(device, "attention backward, both banks", {m, m, 1, f32, mode}, true));
+    all.push_back(attention(device, "attention forward, both banks", {1, m, m, 1, f32, mode}, false));
+    all.push_back(attention(device, "attention backward, both banks", {1, m, m, 1, f32, mode}, true));
     const ops::DType stored = mode == Mode::BF16 ? ops::DType::BF16 : f32;
-    all.push_back(attention(device, "attention decode, both banks", {1, m, copies, stored, mode}, false));
+    const auto decode = [&](const char* name, int64_t rows, int64_t length) {
+      all.push_back(attention(device, name, {rows, 1, length, ceil_div(copies, rows), stored, mode}, false));
+    };
+    decode("attention decode, both banks", 1, m);
+    decode("attention decode, both banks, 8 rows", 8, ceil_div(m, 4));
   }
   // Enough rows that no cache holds them.
   row_wise(device, 4 * m, all);
