@@ -88,6 +88,9 @@ struct PairPanel {
 };
 #endif
 
+template <class Panel>
+constexpr int kJoined = std::is_same_v<Panel, WidePanel> ? kJoinedWide : kJoinedNarrow;
+
 // Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, taking turns between
 // kStreams places that lie `apart` bytes from each other and each move on by `step` bytes.
 struct Ahead {
@@ -321,8 +324,8 @@ HWY_INLINE void with_panel(const Panels& b, Run&& run) {
 
 void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   with_panel(p.b, [&]<class Panel>(Panel) {
-    constexpr int kJoined = std::is_same_v<Panel, WidePanel> ? kJoinedWide : kJoinedNarrow;
-    chunk.a ? multiply_rows<kJoined, Panel>(p, chunk, scratch) : multiply_packing<Panel>(p, chunk, scratch);
+    chunk.a ? multiply_rows<kJoined<Panel>, Panel>(p, chunk, scratch)
+            : multiply_packing<Panel>(p, chunk, scratch);
   });
 }
 
@@ -332,6 +335,13 @@ void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, floa
     pack_groups(p.a, row, RowGroups(rows), i, std::min(kPanelDepth, p.b.k - i), p.b.dtype == ops::DType::BF16,
                 reinterpret_cast<typename Panel::Left*>(packed + i * rows));
   });
+}
+
+// Panels that this many rows read at once.
+int64_t joined_panels(const Panels& b, int64_t rows) {
+  int64_t joined = 1;
+  with_panel(b, [&]<class Panel>(Panel) { joined = rows > 2 ? 1 : kJoined<Panel> / rows; });
+  return joined;
 }
 
 int64_t target_width() { return width(); }
@@ -353,6 +363,7 @@ HWY_AFTER_NAMESPACE();
 namespace duokv::cpu {
 namespace {
 
+HWY_EXPORT(joined_panels);
 HWY_EXPORT(multiply_chunk);
 HWY_EXPORT(pack_block);
 HWY_EXPORT(pack_rows);
@@ -368,15 +379,17 @@ constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10
 constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache lines and pages of B
 
 // How products of the same rows are divided, which no result depends on: blocks of rows of equal size by as
-// many panels as leave enough chunks.
+// many panels as leave enough chunks. With one block of rows B is read once and time goes into that, so
+// chunks are as small as one turn reads, `joined` panels, and threads go through neighbouring ones.
 struct Chunks {
-  Chunks(int64_t threads, int64_t m, int64_t k, int64_t n)
+  Chunks(int64_t threads, int64_t m, int64_t k, int64_t n, int64_t joined)
       : width(panel_width()),
         row_blocks(ceil_div(m, kChunkRows)),
         block_rows(round_up(ceil_div(m, row_blocks), HWY_DYNAMIC_DISPATCH(target_tile_rows)())) {
     const int64_t most = kBlockColumns / width;
     const int64_t fewest = std::min(most, ceil_div(kSmallestChunk, k * width));
-    panels = std::clamp(ceil_div(n, width) * row_blocks / (kChunksOfThread * threads), fewest, most);
+    const int64_t shared = ceil_div(n, width) * row_blocks / (kChunksOfThread * threads);
+    panels = row_blocks == 1 ? joined : std::clamp(shared, fewest, most);
     packs_all = row_blocks == 1 || panels * width < kColumnsWorthPacking;
   }
   int64_t width, row_blocks, block_rows;
@@ -406,7 +419,7 @@ Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t 
 }
 
 int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, int64_t n) {
-  return Chunks(device.pool.threads(), m, k, n).packs_all ? round_up(m * k * 4, 64) : 0;
+  return Chunks(device.pool.threads(), m, k, n, 1).packs_all ? round_up(m * k * 4, 64) : 0;
 }
 
 void panel_products(ops::Device& device, std::span<const PanelProduct> products, void* workspace) {
@@ -414,7 +427,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   const int64_t m = first.m, k = first.b.k;
   int64_t n = 0;
   for (const PanelProduct& p : products) n += p.b.n;
-  const Chunks chunks(device.pool.threads(), m, k, n);
+  const Chunks chunks(device.pool.threads(), m, k, n, HWY_DYNAMIC_DISPATCH(joined_panels)(first.b, m));
   const auto rows_at = [&](int64_t row) { return std::min(chunks.block_rows, m - row); };
   const float* packed = nullptr;
   if (chunks.packs_all && m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed) {
@@ -436,7 +449,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     packed = memory;
   }
   // Sums, a block of A, one widened panel.
-  const int64_t sums = chunks.block_rows * std::max<int64_t>(chunks.panels, 8) * chunks.width;
+  const int64_t sums = chunks.block_rows * chunks.panels * chunks.width;
   const int64_t scratch = sums + (packed ? 0 : chunks.block_rows * kPanelDepth) + kPanelDepth * chunks.width;
   device.reserve_workers<float>(scratch);
 
@@ -454,13 +467,11 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     const int64_t begin = panels_of(*p) * column / columns_of(*p);
     return Place{p, begin, panels_of(*p) * (column + 1) / columns_of(*p) - begin};
   };
-  device.pool.run(chunks.row_blocks * columns, [&](int64_t index, int32_t worker) {
+  const auto multiply = [&](int64_t index, int64_t next, int32_t worker) {
     const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
     const auto [p, begin, count] = place(column);
     ProductChunk chunk{row, rows_at(row), begin, count, packed ? packed + row * k : nullptr, nullptr, 0};
-    // Threads take turns, as chunks are alike.
-    const int64_t next = column + device.pool.threads();
-    if (chunks.row_blocks == 1 && next < columns) {
+    if (next >= 0) {
       const Place then = place(next);
       chunk.next = static_cast<const char*>(then.product->b.data) +
                    panel_bytes(k, then.panel * chunks.width, first.b.dtype);
@@ -468,7 +479,10 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     }
     float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
     HWY_DYNAMIC_DISPATCH(multiply_chunk)(*p, chunk, memory);
-  });
+  };
+  if (chunks.row_blocks == 1) return device.pool.run_neighbours(columns, multiply);
+  device.pool.run(chunks.row_blocks * columns,
+                  [&](int64_t index, int32_t worker) { multiply(index, -1, worker); });
 }
 
 }  // namespace duokv::cpu

@@ -127,6 +127,7 @@ ThreadPool::ThreadPool(int32_t threads, bool planning)
     : threads_(threads), planning_(planning), state_(std::make_unique<State>()) {
   if (threads < 1)
     throw std::invalid_argument("ThreadPool: threads is " + std::to_string(threads) + ", must be at least 1");
+  ranges_ = std::make_unique<Range[]>(static_cast<size_t>(threads));
   state_->worker_spins = threads <= usable_cpus() ? kWorkerSpins : 0;
   for (int32_t worker = 1; worker < threads && !planning; ++worker) {
     state_->workers.emplace_back([state = state_.get(), worker] { state->worker_loop(worker); });

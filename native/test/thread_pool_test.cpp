@@ -1,5 +1,6 @@
 #include "cpu/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -28,6 +29,38 @@ DUOKV_TEST(every_chunk_runs_once) {
       expect(strangers == 0, "%d chunks ran as a worker out of range", strangers.load());
     }
   }
+}
+
+DUOKV_TEST(every_neighbour_runs_once) {
+  for (int32_t threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (int64_t chunks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<size_t>(chunks));
+      std::atomic<int> wrong{0}, ends{0};
+      pool.run_neighbours(chunks, [&](int64_t chunk, int64_t next, int32_t worker) {
+        ++runs[static_cast<size_t>(chunk)];
+        if (next == -1) ++ends;
+        if ((next != -1 && next != chunk + 1) || next >= chunks || worker < 0 || worker >= threads) ++wrong;
+      });
+      for (size_t i = 0; i < runs.size(); ++i)
+        expect(runs[i] == 1, "%d threads: chunk %zu ran %d times", threads, i, runs[i].load());
+      expect(wrong == 0, "%d of %d chunks had a wrong neighbour or worker", wrong.load(),
+             static_cast<int>(chunks));
+      const int64_t ranges = std::min<int64_t>(chunks, threads);
+      expect(ends == ranges, "%d ranges ended, expected %d", ends.load(), static_cast<int>(ranges));
+    }
+  }
+}
+
+// The chunk that waits is the first of a range: the thread of the other one must run the rest of it.
+DUOKV_TEST(a_thread_helps_its_neighbour) {
+  ThreadPool pool(2);
+  std::atomic<int> ended{0};
+  pool.run_neighbours(100, [&](int64_t chunk, int64_t, int32_t) {
+    while (chunk == 0 && ended < 99) std::this_thread::yield();
+    ++ended;
+  });
+  expect(ended == 100, "%d of 100 chunks ended", ended.load());
 }
 
 // Plain memory written by one job and read by the next, back to back and after the workers fell asleep: a
@@ -76,6 +109,18 @@ DUOKV_TEST(exceptions_reach_the_caller) {
       std::atomic<int64_t> after{0};
       pool.run(100, [&](int64_t, int32_t) { ++after; });
       expect(after == 100, "the next job ran %d of 100 chunks", static_cast<int>(after));
+      message.clear();
+      try {
+        pool.run_neighbours(1000, [&](int64_t chunk, int64_t, int32_t) {
+          if (chunk == 3) throw std::runtime_error("neighbour three");
+        });
+      } catch (const std::runtime_error& error) {
+        message = error.what();
+      }
+      expect(message == "neighbour three", "%d threads: caught \"%s\"", threads, message.c_str());
+      after = 0;
+      pool.run_neighbours(100, [&](int64_t, int64_t, int32_t) { ++after; });
+      expect(after == 100, "the next neighbours were %d of 100", static_cast<int>(after));
     }
   }
 }
