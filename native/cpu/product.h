@@ -2,8 +2,7 @@
 // multiplies:
 //   * FP32: packed panels. They reach the speed of oneDNN or more, and their rows do not depend on m.
 //   * BF16: packed panels for few rows, which are bound by memory, and wherever the CPU has no BF16
-//   instructions that
-//     oneDNN knows; else oneDNN.
+//     instructions that oneDNN knows; else oneDNN.
 #pragma once
 
 #include <cstdint>
