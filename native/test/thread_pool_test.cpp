@@ -91,36 +91,36 @@ DUOKV_TEST(two_workers_take_part) {
 }
 
 DUOKV_TEST(exceptions_reach_the_caller) {
+  const auto message_of = [](auto&& job) -> std::string {
+    try {
+      job();
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "";
+  };
   for (int32_t threads : {1, 2, 5}) {
     ThreadPool pool(threads);
     for (int round = 0; round < 200; ++round) {
-      std::atomic<int64_t> started{0};
-      std::string message;
-      try {
-        pool.run(1000, [&](int64_t chunk, int32_t) {
-          ++started;
-          if (chunk == 3) throw std::runtime_error("chunk three");
-        });
-      } catch (const std::runtime_error& error) {
-        message = error.what();
-      }
+      std::atomic<int64_t> started{0}, after{0};
+      const auto fails = [&](int64_t chunk, const char* text) {
+        ++started;
+        if (chunk == 3) throw std::runtime_error(text);
+      };
+      std::string message =
+          message_of([&] { pool.run(1000, [&](int64_t chunk, int32_t) { fails(chunk, "chunk three"); }); });
       expect(message == "chunk three", "%d threads: caught \"%s\"", threads, message.c_str());
       expect(started >= 4 && started <= 1000, "%d chunks started", static_cast<int>(started));
-      std::atomic<int64_t> after{0};
       pool.run(100, [&](int64_t, int32_t) { ++after; });
       expect(after == 100, "the next job ran %d of 100 chunks", static_cast<int>(after));
-      message.clear();
-      try {
-        pool.run_neighbours(1000, [&](int64_t chunk, int64_t, int32_t) {
-          if (chunk == 3) throw std::runtime_error("neighbour three");
-        });
-      } catch (const std::runtime_error& error) {
-        message = error.what();
-      }
+
+      message = message_of([&] {
+        pool.run_neighbours(1000, [&](int64_t chunk, int64_t, int32_t) { fails(chunk, "neighbour three"); });
+      });
       expect(message == "neighbour three", "%d threads: caught \"%s\"", threads, message.c_str());
       after = 0;
       pool.run_neighbours(100, [&](int64_t, int64_t, int32_t) { ++after; });
-      expect(after == 100, "the next neighbours were %d of 100", static_cast<int>(after));
+      expect(after == 100, "the next job ran %d of 100 neighbours", static_cast<int>(after));
     }
   }
 }

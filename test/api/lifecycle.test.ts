@@ -30,7 +30,7 @@ const run = (mode: string, ...flags: string[]) =>
 
 const addonPath = () => createRequire(import.meta.url)('node-gyp-build').path(root) as string;
 
-/** A model whose step on `work` takes a good part of a second. */
+/** A model whose step on `work` takes long enough to do something meanwhile: some 65 ms on two cores. */
 const busy = presets.localHistoryTiny({ window: 16 });
 const work = randomBatch(busy, 4, 512);
 /** So much that no machine ends a step of it in the milliseconds that a test gives it. */
