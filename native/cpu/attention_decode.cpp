@@ -6,6 +6,7 @@
 #include "cpu/attention.h"
 #include "cpu/device.h"
 #include "cpu/operations.h"
+#include "cpu/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_decode.cpp"
@@ -29,9 +30,6 @@ constexpr int64_t kHeadsAtOnce = 3;
 constexpr int64_t kKeysAtOnce = 4;
 // Keys whose values are added before moving to the next columns: they stay in the first-level cache.
 constexpr int64_t kValuesAtOnce = 32;
-// Units that one thread streams in a row, each fetching the next one's keys.
-constexpr int64_t kUnitsInARow = 16;
-constexpr int64_t kChunksOfThread = 2;
 
 // One piece of one row of a bank for one KV head.
 struct StreamUnit {
@@ -109,7 +107,9 @@ HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_entries(const uint16_t* p) {
 // `bytes` of each of the next kEntries entries.
 template <int kEntries>
 HWY_INLINE void fetch(Ahead& ahead, int64_t bytes) {
-  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) prefetch(ahead.data, bytes);
+  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) {
+    for (int64_t line = 0; line < bytes; line += kCacheLine) fetch_to_l2(ahead.data + line);
+  }
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -426,7 +426,7 @@ void stream_queries(const StreamPlan& plan, const StreamUnit& unit, const PieceS
   }
 }
 
-// `next`: the unit that this thread streams next, or null. memory: UnitScratch::floats.
+// `next`: the unit that this thread probably streams next, or null. memory: UnitScratch::floats.
 void stream_unit(const StreamPlan& plan, const StreamUnit& unit, const StreamUnit* next, float* memory) {
   const AttentionCall& call = plan.call;
   const ops::Bank& bank = call.args.banks[unit.bank];
@@ -532,16 +532,10 @@ void streamed_attention(Device* device, const AttentionCall& call) {
 
   const int64_t scratch_floats = UnitScratch::floats(call);
   device->reserve_workers<float>(std::max(scratch_floats, 2 * call.padded));
-  const int64_t threads = device->pool.threads();
-  const int64_t chunks =
-      std::min(unit_count, round_up(ceil_div(unit_count, kUnitsInARow), kChunksOfThread * threads));
-  device->pool.run(chunks, [&](int64_t chunk, int32_t worker) {
+  device->pool.run_neighbours(unit_count, [&](int64_t u, int64_t next, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
-    const int64_t end = unit_count * (chunk + 1) / chunks;
-    for (int64_t u = unit_count * chunk / chunks; u < end; ++u) {
-      const StreamUnit* unit = &plan.units[static_cast<size_t>(u)];
-      HWY_DYNAMIC_DISPATCH(stream_unit)(plan, *unit, u + 1 < end ? unit + 1 : nullptr, scratch);
-    }
+    const StreamUnit* units = plan.units.data();
+    HWY_DYNAMIC_DISPATCH(stream_unit)(plan, units[u], next < 0 ? nullptr : units + next, scratch);
   });
   device->pool.run(args.batch * args.kv_heads, [&](int64_t chunk, int32_t worker) {
     float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(2 * call.padded);

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cpu/bf16.h"
+#include "cpu/prefetch.h"
 #include "ops/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -40,13 +41,13 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // One row reads kJoinedWide FP32 or kJoinedNarrow BF16 panels at once and two rows half of them: that many
-// streams keep the memory busy. kStreams is in how many places a single panel's next block is fetched.
+// streams keep the memory busy.
 #if HWY_TARGET <= HWY_AVX3
-constexpr int kJoinedWide = 4, kJoinedNarrow = 2, kStreams = 4;
+constexpr int kJoinedWide = 4, kJoinedNarrow = 2;
 #elif HWY_ARCH_ARM_A64
-constexpr int kJoinedWide = 2, kJoinedNarrow = 2, kStreams = 1;
+constexpr int kJoinedWide = 2, kJoinedNarrow = 2;
 #else
-constexpr int kJoinedWide = 4, kJoinedNarrow = 4, kStreams = 1;
+constexpr int kJoinedWide = 4, kJoinedNarrow = 4;
 #endif
 
 // A panel in FP32: [k][width].
@@ -90,16 +91,22 @@ struct PairPanel {
 
 template <class Panel>
 constexpr int kJoined = std::is_same_v<Panel, WidePanel> ? kJoinedWide : kJoinedNarrow;
+template <class Panel>
+constexpr int64_t kStepBytes = Panel::kRow* static_cast<int64_t>(sizeof(float) * hn::MaxLanes(DF()));
 
-// Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, taking turns between
-// kStreams places that lie `apart` bytes from each other and each move on by `step` bytes.
+// Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, `step` bytes apart.
 struct Ahead {
-  HWY_INLINE void fetch(int64_t line) const {
-    hwy::Prefetch(data + line % kStreams * apart + line / kStreams * step);
-  }
   const char* data;
-  int64_t step, apart;
+  int64_t step;
 };
+
+// Whether reading takes longest: where nothing is widened and the tiles that share a block fetch half of the
+// next one each, or more. Lines then come from memory to the second-level cache and from there, kNear steps
+// ahead, to the first.
+template <class Panel, int Lines>
+constexpr bool kReadingBound =
+    !std::is_same_v<Panel, NarrowPanel> && 2 * Lines * kCacheLine >= 8 * kStepBytes<Panel>;
+constexpr int64_t kNear = 20;
 
 // sums [R, P panels] = or += a · b, where a is [steps][R].
 template <int R, int P, class Panel, int Lines>
@@ -115,10 +122,14 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
 #pragma GCC unroll 8
     for (int v = 0; v < P * kBlockVectors; ++v) sum[r][v] = hn::Zero(df);
   }
+  constexpr bool kFetchesNear = P == 1 && kReadingBound<Panel, Lines>;
   const auto step = [&](int64_t i) HWY_ATTR {
     for (int p = 0; p < P; ++p) {
+      const auto* values = b + p * panel_stride + i * Panel::kRow * lanes;
+      for (int64_t byte = 0; kFetchesNear && byte < kStepBytes<Panel>; byte += kCacheLine)
+        hwy::Prefetch(reinterpret_cast<const char*>(values) + kNear * kStepBytes<Panel> + byte);
       hn::Vec<decltype(left)> row[kBlockVectors];
-      Panel::load(b + p * panel_stride + i * Panel::kRow * lanes, row);
+      Panel::load(values, row);
       for (int r = 0; r < R; ++r) {
         const auto value = hn::Set(left, a[i * R + r]);
         for (int v = 0; v < kBlockVectors; ++v) {
@@ -132,7 +143,10 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
   for (; i + kSteps <= steps; i += kSteps) {
     // Several panels are streams enough to keep the memory busy.
     if constexpr (P == 1) {
-      for (int64_t j = 0; j < kTogether; ++j) ahead.fetch(i / kSteps * kTogether + j);
+      for (int64_t j = 0; j < kTogether; ++j) {
+        const char* line = ahead.data + (i / kSteps * kTogether + j) * ahead.step;
+        kFetchesNear ? fetch_to_l2(line) : hwy::Prefetch(line);
+      }
     }
 #pragma GCC unroll 8
     for (int64_t j = 0; j < kSteps; ++j) step(i + j);
@@ -176,7 +190,7 @@ void multiply_groups(const RowGroups& groups, int64_t steps, const typename Pane
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t r = groups.begin(g);
     const int64_t begin = next_bytes * g / groups.count, end = next_bytes * (g + 1) / groups.count;
-    const Ahead ahead{next + begin, (end - begin) * 8 / (steps * Lines), (end - begin) / kStreams};
+    const Ahead ahead{next + begin, (end - begin) * 8 / (steps * Lines)};
     tile_of<P, Panel, Lines>(groups.size(g), steps, a + r * steps, b, panel_stride, sums + r * P * width(),
                              add, ahead);
   }
@@ -227,90 +241,72 @@ void finish(const PanelProduct& p, const float* sums, int64_t stride, int64_t ro
   }
 }
 
-// P panels for all rows of a chunk, along all of k: one stream of weights, or P.
-template <int P, class Panel>
-void multiply_panels(const PanelProduct& p, const ProductChunk& chunk, int64_t panel, float* scratch) {
-  using Element = typename Panel::Element;
-  const RowGroups groups(chunk.rows);
-  const int64_t k = p.b.k, row_bytes = row_bytes_of(p.b), panel_bytes = panel_rows(p.b) * row_bytes;
-  const char* data = static_cast<const char*>(p.b.data);
-  const char* end = data + (chunk.panel + chunk.panels) * panel_bytes;
-  float* sums = scratch;
-  float* wide = sums + chunk.rows * P * width();
-  for (int64_t i = 0; i < k; i += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, k - i), steps = ceil_div(depth, Panel::kValues);
-    const auto* a =
-        reinterpret_cast<const typename Panel::Left*>(static_cast<const float*>(chunk.a) + i * chunk.rows);
-    const char* block = data + panel * panel_bytes + i * row_bytes;
-    const int64_t bytes = steps * Panel::kValues * row_bytes;
-    const bool last = block + bytes == end;
-    const char* next = last ? chunk.next : block + bytes;
-    const int64_t next_bytes = std::min(kPanelDepth * row_bytes, last ? chunk.next_bytes : end - next);
-    const auto* b = reinterpret_cast<const Element*>(block);
-    if (std::is_same_v<Panel, NarrowPanel> && groups.count > 2) {
-      widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
-      multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, sums, i > 0,
-                                   next, next_bytes);
-    } else {
-      multiply_block<P, Panel>(groups, steps, a, b, panel_bytes / static_cast<int64_t>(sizeof(Element)), sums,
-                               i > 0, next, next_bytes);
-    }
-  }
-  const int64_t column = panel * width();
-  finish(p, sums, P * width(), chunk.rows, std::min(P * width(), p.b.n - column),
-         p.c + chunk.row * p.b.n + column);
+// Panels that `rows` rows read at once.
+template <class Panel>
+int64_t joined_panels(int64_t rows) {
+  return rows > 2 ? 1 : kJoined<Panel> / rows;
 }
 
-// Panels from `panel` on, P at a time as long as the chunk has as many. Returns the first that is left.
-template <int P, class Panel>
-int64_t multiply_joined(const PanelProduct& p, const ProductChunk& chunk, int64_t panel, float* scratch) {
-  for (; panel + P <= chunk.panel + chunk.panels; panel += P)
-    multiply_panels<P, Panel>(p, chunk, panel, scratch);
+// Calls run.operator()<P>(panel) for the chunk's panels from `panel` on, as long as it has P of them. Returns
+// the first that is left.
+template <int P, class Run>
+HWY_INLINE int64_t for_joined(const ProductChunk& chunk, int64_t panel, Run&& run) {
+  for (; panel + P <= chunk.panels; panel += P) run.template operator()<P>(panel);
   return panel;
 }
 
-template <int Joined, class Panel>
-void multiply_rows(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  int64_t panel = chunk.panel;
-  if (chunk.rows == 1) panel = multiply_joined<Joined, Panel>(p, chunk, panel, scratch);
-  if (chunk.rows <= 2) panel = multiply_joined<Joined / 2, Panel>(p, chunk, panel, scratch);
-  multiply_joined<1, Panel>(p, chunk, panel, scratch);
-}
-
-// A packed block by block along k, each block for all of the chunk's panels, whose sums, as
-// [panel][rows][width], wait in the L2 cache for the last block.
+// Block by block along k, each for all of the chunk's panels, so that a block of A is packed once and stays
+// in the cache. The sums, [rows][P panels] of P panels that are read at once, wait there for the last block.
 template <class Panel>
-void multiply_packing(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  constexpr bool kWidens = std::is_same_v<Panel, NarrowPanel>;
-  using Multiplied = std::conditional_t<kWidens, WidePanel, Panel>;
+void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
+  constexpr bool kNarrow = std::is_same_v<Panel, NarrowPanel>;
+  constexpr int kMost = kJoined<Panel>;
+  using Element = typename Panel::Element;
+  using Left = typename Panel::Left;
   const RowGroups groups(chunk.rows);
-  const int64_t k = p.b.k, row_bytes = row_bytes_of(p.b), panel_bytes = panel_rows(p.b) * row_bytes;
+  const int64_t k = p.b.k, rows_of_panel = panel_rows(p.b), row_bytes = row_bytes_of(p.b);
+  const int64_t panel_bytes = rows_of_panel * row_bytes;
+  const char* first = static_cast<const char*>(p.b.data) + chunk.panel * panel_bytes;
   float* sums = scratch;
-  float* a_memory = sums + chunk.panels * chunk.rows * width();
-  float* wide = a_memory + chunk.rows * kPanelDepth;
-  auto* a = reinterpret_cast<typename Panel::Left*>(a_memory);
+  float* wide = sums + chunk.panels * chunk.rows * width();
+  float* packed = wide + kPanelDepth * width();
+  const auto for_panels = [&](auto&& run) HWY_ATTR {
+    int64_t panel = 0;
+    if (chunk.rows == 1) panel = for_joined<kMost>(chunk, panel, run);
+    if (chunk.rows <= 2) panel = for_joined<kMost / 2>(chunk, panel, run);
+    for_joined<1>(chunk, panel, run);
+  };
   for (int64_t i = 0; i < k; i += kPanelDepth) {
     const int64_t depth = std::min(kPanelDepth, k - i), steps = ceil_div(depth, Panel::kValues);
-    pack_groups(p.a, chunk.row, groups, i, depth, kWidens, a);
-    for (int64_t j = 0; j < chunk.panels; ++j) {
-      const char* block =
-          static_cast<const char*>(p.b.data) + (chunk.panel + j) * panel_bytes + i * row_bytes;
-      const bool last = j + 1 == chunk.panels;
-      const void* b = block;
-      if constexpr (kWidens) {
-        widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
-        b = wide;
+    const auto* a =
+        reinterpret_cast<const Left*>(chunk.a ? static_cast<const float*>(chunk.a) + i * chunk.rows : packed);
+    if (!chunk.a) pack_groups(p.a, chunk.row, groups, i, depth, kNarrow, reinterpret_cast<Left*>(packed));
+    const int64_t after = std::min(kPanelDepth, rows_of_panel - i - kPanelDepth);  // rows of the next block
+    for_panels([&]<int P>(int64_t panel) HWY_ATTR {
+      const char* block = first + panel * panel_bytes + i * row_bytes;
+      const char* next = block + P * panel_bytes;
+      int64_t next_bytes = steps * Panel::kValues * row_bytes;
+      if (panel + P == chunk.panels) {
+        next = after > 0 ? first + (i + depth) * row_bytes : chunk.next;
+        next_bytes = after > 0 ? after * row_bytes : chunk.next_bytes;
       }
-      multiply_block<1, Multiplied>(groups, steps, a, static_cast<const typename Multiplied::Element*>(b), 0,
-                                    sums + j * chunk.rows * width(), i > 0,
-                                    last ? block : block + panel_bytes, last ? 0 : depth * row_bytes);
-    }
+      float* block_sums = sums + panel * chunk.rows * width();
+      if (kNarrow && P == 1 && groups.count > 2) {
+        widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
+        multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, block_sums,
+                                     i > 0, next, next_bytes);
+      } else {
+        multiply_block<P, Panel>(groups, steps, a, reinterpret_cast<const Element*>(block),
+                                 panel_bytes / static_cast<int64_t>(sizeof(Element)), block_sums, i > 0, next,
+                                 next_bytes);
+      }
+    });
   }
-  for (int64_t j = 0; j < chunk.panels; ++j) {
-    const int64_t column = (chunk.panel + j) * width();
-    finish(p, sums + j * chunk.rows * width(), width(), chunk.rows, std::min(width(), p.b.n - column),
-           p.c + chunk.row * p.b.n + column);
-  }
+  for_panels([&]<int P>(int64_t panel) HWY_ATTR {
+    const int64_t column = (chunk.panel + panel) * width();
+    finish(p, sums + panel * chunk.rows * width(), P * width(), chunk.rows,
+           std::min(P * width(), p.b.n - column), p.c + chunk.row * p.b.n + column);
+  });
 }
 
 // Calls run(a panel of b's type).
@@ -323,10 +319,7 @@ HWY_INLINE void with_panel(const Panels& b, Run&& run) {
 }
 
 void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
-  with_panel(p.b, [&]<class Panel>(Panel) {
-    chunk.a ? multiply_rows<kJoined<Panel>, Panel>(p, chunk, scratch)
-            : multiply_packing<Panel>(p, chunk, scratch);
-  });
+  with_panel(p.b, [&]<class Panel>(Panel) { multiply_blocks<Panel>(p, chunk, scratch); });
 }
 
 // Block `i` along k of rows [row, row + rows) of A, where their packed memory wants it.
@@ -337,10 +330,9 @@ void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, floa
   });
 }
 
-// Panels that this many rows read at once.
-int64_t joined_panels(const Panels& b, int64_t rows) {
+int64_t target_joined_panels(const Panels& b, int64_t rows) {
   int64_t joined = 1;
-  with_panel(b, [&]<class Panel>(Panel) { joined = rows > 2 ? 1 : kJoined<Panel> / rows; });
+  with_panel(b, [&]<class Panel>(Panel) { joined = joined_panels<Panel>(rows); });
   return joined;
 }
 
@@ -363,10 +355,10 @@ HWY_AFTER_NAMESPACE();
 namespace duokv::cpu {
 namespace {
 
-HWY_EXPORT(joined_panels);
 HWY_EXPORT(multiply_chunk);
 HWY_EXPORT(pack_block);
 HWY_EXPORT(pack_rows);
+HWY_EXPORT(target_joined_panels);
 HWY_EXPORT(target_multiplies_pairs);
 HWY_EXPORT(target_tile_rows);
 HWY_EXPORT(target_width);
@@ -427,7 +419,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   const int64_t m = first.m, k = first.b.k;
   int64_t n = 0;
   for (const PanelProduct& p : products) n += p.b.n;
-  const Chunks chunks(device.pool.threads(), m, k, n, HWY_DYNAMIC_DISPATCH(joined_panels)(first.b, m));
+  const Chunks chunks(device.pool.threads(), m, k, n, HWY_DYNAMIC_DISPATCH(target_joined_panels)(first.b, m));
   const auto rows_at = [&](int64_t row) { return std::min(chunks.block_rows, m - row); };
   const float* packed = nullptr;
   if (chunks.packs_all && m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed) {
