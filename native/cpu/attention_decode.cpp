@@ -6,7 +6,6 @@
 #include "cpu/attention.h"
 #include "cpu/device.h"
 #include "cpu/operations.h"
-#include "cpu/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attention_decode.cpp"
@@ -107,9 +106,7 @@ HWY_INLINE hn::Vec<hn::ScalableTag<T>> load_entries(const uint16_t* p) {
 // `bytes` of each of the next kEntries entries.
 template <int kEntries>
 HWY_INLINE void fetch(Ahead& ahead, int64_t bytes) {
-  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) {
-    for (int64_t line = 0; line < bytes; line += kCacheLine) fetch_to_l2(ahead.data + line);
-  }
+  for (int i = 0; i < kEntries; ++i, ahead.data += ahead.stride) prefetch_to_l2(ahead.data, bytes);
 }
 
 #if HWY_TARGET != HWY_SCALAR

@@ -8,7 +8,6 @@
 #define DUOKV_CPU_ATTENTION_OPERANDS_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include "cpu/bf16.h"
 #include "cpu/bf16_dot-inl.h"
 #include "cpu/device.h"
+#include "cpu/prefetch.h"
 #include "cpu/register_block-inl.h"
 #include "cpu/transpose-inl.h"
 
@@ -57,13 +57,6 @@ HWY_INLINE void with_operands([[maybe_unused]] int64_t values, Run&& run) {
   if (values == kStepValues<Bf16Pair>) return run(Bf16Pair{});
 #endif
   run(float{});
-}
-
-// Asks for the cache lines of n values that are needed soon and that no hardware prefetcher will expect.
-template <class T>
-HWY_INLINE void prefetch(const T* x, int64_t n) {
-  constexpr int64_t kLine = kCacheLine / static_cast<int64_t>(sizeof(T));
-  for (int64_t i = 0; i < n; i += kLine) hwy::Prefetch(x + i);
 }
 
 // dst [padded] = src [count], zero-filled, rounded to BF16 on request.

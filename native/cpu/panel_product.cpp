@@ -9,7 +9,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/panel_product.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -91,8 +90,6 @@ struct PairPanel {
 
 template <class Panel>
 constexpr int kJoined = std::is_same_v<Panel, WidePanel> ? kJoinedWide : kJoinedNarrow;
-template <class Panel>
-constexpr int64_t kStepBytes = Panel::kRow* static_cast<int64_t>(sizeof(float) * hn::MaxLanes(DF()));
 
 // Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, `step` bytes apart.
 struct Ahead {
@@ -105,7 +102,8 @@ struct Ahead {
 // ahead, to the first.
 template <class Panel, int Lines>
 constexpr bool kReadingBound =
-    !std::is_same_v<Panel, NarrowPanel> && 2 * Lines * kCacheLine >= 8 * kStepBytes<Panel>;
+    !std::is_same_v<Panel, NarrowPanel> &&
+    2 * Lines * kCacheLine >= 8 * Panel::kRow * static_cast<int64_t>(4 * hn::MaxLanes(DF()));
 constexpr int64_t kNear = 20;
 
 // sums [R, P panels] = or += a · b, where a is [steps][R].
@@ -126,8 +124,7 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
   const auto step = [&](int64_t i) HWY_ATTR {
     for (int p = 0; p < P; ++p) {
       const auto* values = b + p * panel_stride + i * Panel::kRow * lanes;
-      for (int64_t byte = 0; kFetchesNear && byte < kStepBytes<Panel>; byte += kCacheLine)
-        hwy::Prefetch(reinterpret_cast<const char*>(values) + kNear * kStepBytes<Panel> + byte);
+      if constexpr (kFetchesNear) prefetch(values + kNear * Panel::kRow * lanes, Panel::kRow * lanes);
       hn::Vec<decltype(left)> row[kBlockVectors];
       Panel::load(values, row);
       for (int r = 0; r < R; ++r) {
@@ -145,7 +142,7 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
     if constexpr (P == 1) {
       for (int64_t j = 0; j < kTogether; ++j) {
         const char* line = ahead.data + (i / kSteps * kTogether + j) * ahead.step;
-        kFetchesNear ? fetch_to_l2(line) : hwy::Prefetch(line);
+        kFetchesNear ? prefetch_to_l2(line, 1) : prefetch(line, 1);
       }
     }
 #pragma GCC unroll 8
@@ -241,12 +238,6 @@ void finish(const PanelProduct& p, const float* sums, int64_t stride, int64_t ro
   }
 }
 
-// Panels that `rows` rows read at once.
-template <class Panel>
-int64_t joined_panels(int64_t rows) {
-  return rows > 2 ? 1 : kJoined<Panel> / rows;
-}
-
 // Calls run.operator()<P>(panel) for the chunk's panels from `panel` on, as long as it has P of them. Returns
 // the first that is left.
 template <int P, class Run>
@@ -260,7 +251,6 @@ HWY_INLINE int64_t for_joined(const ProductChunk& chunk, int64_t panel, Run&& ru
 template <class Panel>
 void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   constexpr bool kNarrow = std::is_same_v<Panel, NarrowPanel>;
-  constexpr int kMost = kJoined<Panel>;
   using Element = typename Panel::Element;
   using Left = typename Panel::Left;
   const RowGroups groups(chunk.rows);
@@ -272,8 +262,8 @@ void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* sc
   float* packed = wide + kPanelDepth * width();
   const auto for_panels = [&](auto&& run) HWY_ATTR {
     int64_t panel = 0;
-    if (chunk.rows == 1) panel = for_joined<kMost>(chunk, panel, run);
-    if (chunk.rows <= 2) panel = for_joined<kMost / 2>(chunk, panel, run);
+    if (chunk.rows == 1) panel = for_joined<kJoined<Panel>>(chunk, panel, run);
+    if (chunk.rows <= 2) panel = for_joined<kJoined<Panel> / 2>(chunk, panel, run);
     for_joined<1>(chunk, panel, run);
   };
   for (int64_t i = 0; i < k; i += kPanelDepth) {
@@ -330,9 +320,10 @@ void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, floa
   });
 }
 
-int64_t target_joined_panels(const Panels& b, int64_t rows) {
+// Panels that this many rows read at once.
+int64_t joined_panels(const Panels& b, int64_t rows) {
   int64_t joined = 1;
-  with_panel(b, [&]<class Panel>(Panel) { joined = joined_panels<Panel>(rows); });
+  with_panel(b, [&]<class Panel>(Panel) { joined = rows > 2 ? 1 : kJoined<Panel> / rows; });
   return joined;
 }
 
@@ -355,10 +346,10 @@ HWY_AFTER_NAMESPACE();
 namespace duokv::cpu {
 namespace {
 
+HWY_EXPORT(joined_panels);
 HWY_EXPORT(multiply_chunk);
 HWY_EXPORT(pack_block);
 HWY_EXPORT(pack_rows);
-HWY_EXPORT(target_joined_panels);
 HWY_EXPORT(target_multiplies_pairs);
 HWY_EXPORT(target_tile_rows);
 HWY_EXPORT(target_width);
@@ -419,7 +410,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
   const int64_t m = first.m, k = first.b.k;
   int64_t n = 0;
   for (const PanelProduct& p : products) n += p.b.n;
-  const Chunks chunks(device.pool.threads(), m, k, n, HWY_DYNAMIC_DISPATCH(target_joined_panels)(first.b, m));
+  const Chunks chunks(device.pool.threads(), m, k, n, HWY_DYNAMIC_DISPATCH(joined_panels)(first.b, m));
   const auto rows_at = [&](int64_t row) { return std::min(chunks.block_rows, m - row); };
   const float* packed = nullptr;
   if (chunks.packs_all && m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed) {
@@ -440,9 +431,9 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
     }
     packed = memory;
   }
-  // Sums, a block of A, one widened panel.
+  // Sums, one widened panel, a block of A.
   const int64_t sums = chunks.block_rows * chunks.panels * chunks.width;
-  const int64_t scratch = sums + (packed ? 0 : chunks.block_rows * kPanelDepth) + kPanelDepth * chunks.width;
+  const int64_t scratch = sums + kPanelDepth * chunks.width + (packed ? 0 : chunks.block_rows * kPanelDepth);
   device.reserve_workers<float>(scratch);
 
   const auto panels_of = [&](const PanelProduct& p) { return ceil_div(p.b.n, chunks.width); };
