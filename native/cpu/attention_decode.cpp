@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -78,6 +79,12 @@ struct StreamPlan {
   Partials partials;
   std::vector<StreamUnit> units;     // by row, KV head, bank, piece
   std::vector<int64_t> first_units;  // [batch · kv_heads + 1]
+
+  int64_t unit_count() const { return static_cast<int64_t>(units.size()); }
+  int64_t index_of(int64_t row, int64_t head) const { return row * call.args.kv_heads + head; }
+  int64_t units_of(int64_t index) const {
+    return first_units[static_cast<size_t>(index) + 1] - first_units[static_cast<size_t>(index)];
+  }
 };
 
 }  // namespace
@@ -457,7 +464,7 @@ void merge_pieces(const StreamPlan& plan, int64_t row, int64_t head, float* scra
   const AttentionCall& call = plan.call;
   const ops::AttentionArgs& args = call.args;
   const F f;
-  const auto index = static_cast<size_t>(row * args.kv_heads + head);
+  const auto index = static_cast<size_t>(plan.index_of(row, head));
   const int64_t lse_stride = args.batch * args.queries * args.query_heads;
   for (int64_t t = 0; t < args.queries; ++t) {
     for (int64_t h = 0; h < call.group; ++h) {
@@ -519,24 +526,39 @@ void streamed_attention(Device* device, const AttentionCall& call) {
       }
     }
   }
-  plan.first_units.push_back(static_cast<int64_t>(plan.units.size()));
-  const auto unit_count = static_cast<int64_t>(plan.units.size());
-  float* memory = device->shared_scratch.take<float>(unit_count * plan.partials.floats());
+  plan.first_units.push_back(plan.unit_count());
+  float* memory = device->shared_scratch.take<float>(plan.unit_count() * plan.partials.floats());
   for (StreamUnit& unit : plan.units) {
     unit.partial = memory;
     memory += plan.partials.floats();
   }
 
-  const int64_t scratch_floats = UnitScratch::floats(call);
-  device->reserve_workers<float>(std::max(scratch_floats, 2 * call.padded));
-  device->pool.run_neighbours(unit_count, [&](int64_t u, int64_t next, int32_t worker) {
-    float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
-    const StreamUnit* units = plan.units.data();
-    HWY_DYNAMIC_DISPATCH(stream_unit)(plan, units[u], next < 0 ? nullptr : units + next, scratch);
-  });
-  device->pool.run(args.batch * args.kv_heads, [&](int64_t chunk, int32_t worker) {
-    float* scratch = device->worker_scratch[static_cast<size_t>(worker)].take<float>(2 * call.padded);
-    HWY_DYNAMIC_DISPATCH(merge_pieces)(plan, chunk / args.kv_heads, chunk % args.kv_heads, scratch);
+  const int64_t scratch_floats = std::max(UnitScratch::floats(call), args.bank_count * call.padded);
+  device->reserve_workers<float>(scratch_floats);
+  const auto scratch_of = [&](int32_t worker) {
+    return device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch_floats);
+  };
+  // The thread that streams the last unit of a row and KV head merges them: most of them are its own.
+  const int64_t outputs = args.batch * args.kv_heads;
+  std::vector<std::atomic<int64_t>> unfinished(static_cast<size_t>(outputs));
+  std::vector<int64_t> without;  // rows and heads that see nothing
+  for (int64_t i = 0; i < outputs; ++i) {
+    unfinished[static_cast<size_t>(i)].store(plan.units_of(i), std::memory_order_relaxed);
+    if (plan.units_of(i) == 0) without.push_back(i);
+  }
+  const auto merge = [&](int64_t output, int32_t worker) {
+    HWY_DYNAMIC_DISPATCH(merge_pieces)
+    (plan, output / args.kv_heads, output % args.kv_heads, scratch_of(worker));
+  };
+  device->pool.run(static_cast<int64_t>(without.size()),
+                   [&](int64_t i, int32_t worker) { merge(without[static_cast<size_t>(i)], worker); });
+  device->pool.run_neighbours(plan.unit_count(), [&](const ThreadPool::Turn& turn) {
+    const StreamUnit& unit = plan.units[static_cast<size_t>(turn.chunk)];
+    const StreamUnit* next = turn.next < 0 ? nullptr : plan.units.data() + turn.next;
+    HWY_DYNAMIC_DISPATCH(stream_unit)(plan, unit, next, scratch_of(turn.worker));
+    const int64_t output = plan.index_of(unit.row, unit.head);
+    if (unfinished[static_cast<size_t>(output)].fetch_sub(1, std::memory_order_acq_rel) == 1)
+      merge(output, turn.worker);
   });
 }
 

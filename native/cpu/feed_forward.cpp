@@ -44,9 +44,7 @@ Status feed_forward(Device* device, const ops::FeedForwardArgs* args) {
   in.y[1] = up;
   in.round_output = args->round_output;
   in.mode = args->mode;
-  if (const Status status = linear_forward(device, &in); status != ops::kOk) return status;
-  const ops::SwigluArgs activation{gate, gated ? up : nullptr, m * f, h};
-  if (const Status status = swiglu_forward(device, &activation); status != ops::kOk) return status;
+  if (const Status status = linear_activated(device, &in, h); status != ops::kOk) return status;
   ops::LinearArgs out{};
   out.x = h;
   out.m = m;

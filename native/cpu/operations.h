@@ -9,6 +9,8 @@ using ops::Device;
 using ops::Status;
 
 Status linear_forward(Device*, const ops::LinearArgs*);
+// The same, and activation [m, n] = silu(y[0]) · y[1], or silu(y[0]) of one product; null: not wanted.
+Status linear_activated(Device*, const ops::LinearArgs*, float* activation);
 Status feed_forward(Device*, const ops::FeedForwardArgs*);
 Status linear_backward(Device*, const ops::LinearBackwardArgs*);
 Status linear_cross_entropy(Device*, const ops::LinearCrossEntropyArgs*);

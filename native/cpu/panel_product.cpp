@@ -1,10 +1,12 @@
 #include "cpu/panel_product.h"
 
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "cpu/bf16.h"
 #include "cpu/prefetch.h"
+#include "cpu/rows.h"
 #include "ops/rounding.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -39,15 +41,8 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// One row reads kJoinedWide FP32 or kJoinedNarrow BF16 panels at once and two rows half of them: that many
-// streams keep the memory busy.
-#if HWY_TARGET <= HWY_AVX3
-constexpr int kJoinedWide = 4, kJoinedNarrow = 2;
-#elif HWY_ARCH_ARM_A64
-constexpr int kJoinedWide = 2, kJoinedNarrow = 2;
-#else
-constexpr int kJoinedWide = 4, kJoinedNarrow = 4;
-#endif
+// One row reads kJoined panels at once and two rows half of them: that many streams keep the memory busy.
+constexpr int kJoined = HWY_ARCH_ARM_A64 ? 2 : 4;
 
 // A panel in FP32: [k][width].
 struct WidePanel {
@@ -87,9 +82,6 @@ struct PairPanel {
   }
 };
 #endif
-
-template <class Panel>
-constexpr int kJoined = std::is_same_v<Panel, WidePanel> ? kJoinedWide : kJoinedNarrow;
 
 // Memory that will be read next: every 8 steps of a tile fetch Lines cache lines, `step` bytes apart.
 struct Ahead {
@@ -262,8 +254,8 @@ void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* sc
   float* packed = wide + kPanelDepth * width();
   const auto for_panels = [&](auto&& run) HWY_ATTR {
     int64_t panel = 0;
-    if (chunk.rows == 1) panel = for_joined<kJoined<Panel>>(chunk, panel, run);
-    if (chunk.rows <= 2) panel = for_joined<kJoined<Panel> / 2>(chunk, panel, run);
+    if (chunk.rows == 1) panel = for_joined<kJoined>(chunk, panel, run);
+    if (chunk.rows <= 2) panel = for_joined<kJoined / 2>(chunk, panel, run);
     for_joined<1>(chunk, panel, run);
   };
   for (int64_t i = 0; i < k; i += kPanelDepth) {
@@ -321,11 +313,7 @@ void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, floa
 }
 
 // Panels that this many rows read at once.
-int64_t joined_panels(const Panels& b, int64_t rows) {
-  int64_t joined = 1;
-  with_panel(b, [&]<class Panel>(Panel) { joined = rows > 2 ? 1 : kJoined<Panel> / rows; });
-  return joined;
-}
+int64_t joined_panels(int64_t rows) { return rows > 2 ? 1 : kJoined / rows; }
 
 int64_t target_width() { return width(); }
 int64_t target_tile_rows() { return kBlockRows; }
@@ -357,9 +345,13 @@ HWY_EXPORT(target_width);
 constexpr int64_t kBlockColumns = 512;
 constexpr int64_t kChunksOfThread = 4;
 constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16
-constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A; packing them takes some 5 µs
+constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A that threads pack together
 constexpr int64_t kSmallestChunk = int64_t{1} << 16;  // elements of B; about 10 µs of memory traffic
 constexpr int64_t kPackedPanels = 8;  // packed together: they share the cache lines and pages of B
+
+// Who packs A: every thread all of it for itself, as a few rows reach it sooner from another's cache than
+// packed by another; threads together before they multiply; every chunk what it multiplies.
+enum class Packing { ByThread, Together, ByChunk };
 
 // How products of the same rows are divided, which no result depends on: blocks of rows of equal size by as
 // many panels as leave enough chunks. With one block of rows B is read once and time goes into that, so
@@ -373,11 +365,115 @@ struct Chunks {
     const int64_t fewest = std::min(most, ceil_div(kSmallestChunk, k * width));
     const int64_t shared = ceil_div(n, width) * row_blocks / (kChunksOfThread * threads);
     panels = row_blocks == 1 ? joined : std::clamp(shared, fewest, most);
-    packs_all = row_blocks == 1 || panels * width < kColumnsWorthPacking;
+    packing = row_blocks == 1 && m * k <= kWorthSharing                  ? Packing::ByThread
+              : row_blocks == 1 || panels * width < kColumnsWorthPacking ? Packing::Together
+                                                                         : Packing::ByChunk;
   }
   int64_t width, row_blocks, block_rows;
   int64_t panels;  // at most, of a chunk
-  bool packs_all;  // all of A once, for every chunk; else each chunk what it multiplies
+  Packing packing;
+};
+
+// What a thread needs to take part in products of one A, in one piece: what another one wrote reaches it
+// slowly.
+struct ProductJob {
+  ProductJob(ops::Device& device_, std::span<const PanelProduct> all, float* activation_)
+      : device(&device_),
+        activation(activation_),
+        parts(activation ? static_cast<int64_t>(all.size()) : 1),
+        m(all[0].m),
+        k(all[0].b.k),
+        depth_blocks(ceil_div(k, kPanelDepth)),
+        chunks(device->pool.threads(), m, k, width_of(all), HWY_DYNAMIC_DISPATCH(joined_panels)(m)) {
+    std::copy(all.begin(), all.end(), products.begin());
+    for (const PanelProduct& p : all) columns += columns_of(p);
+    columns /= parts;
+    own_rows = chunks.packing == Packing::ByThread ? round_up(m * k, kCacheLine / 4) : 0;
+    const int64_t chunk_rows = chunks.packing == Packing::ByChunk ? chunks.block_rows * kPanelDepth : 0;
+    const int64_t sums = chunks.block_rows * chunks.panels * chunks.width;
+    scratch = own_rows + sums + kPanelDepth * chunks.width + chunk_rows;
+  }
+
+  static int64_t width_of(std::span<const PanelProduct> all) {
+    int64_t n = 0;
+    for (const PanelProduct& p : all) n += p.b.n;
+    return n;
+  }
+
+  // A chunk's panels and where they begin.
+  struct Place {
+    const PanelProduct* product;
+    int64_t panel, panels;
+    const char* data;
+  };
+
+  int64_t panels_of(const PanelProduct& p) const { return ceil_div(p.b.n, chunks.width); }
+  int64_t columns_of(const PanelProduct& p) const { return ceil_div(panels_of(p), chunks.panels); }
+  int64_t rows_at(int64_t row) const { return std::min(chunks.block_rows, m - row); }
+  int64_t bytes(int64_t depth, int64_t panels) const {
+    return panel_bytes(depth, panels * chunks.width, products[0].b.dtype);
+  }
+  // Of the first block along k.
+  int64_t first_bytes() const { return bytes(std::min(k, kPanelDepth), 1); }
+  // `column` of the products from `part` on.
+  Place place(int64_t column, int64_t part) const {
+    const PanelProduct* p = products.data() + part;
+    for (; column >= columns_of(*p); ++p) column -= columns_of(*p);
+    const int64_t begin = panels_of(*p) * column / columns_of(*p);
+    return {p, begin, panels_of(*p) * (column + 1) / columns_of(*p) - begin,
+            static_cast<const char*>(p->b.data) + bytes(k, begin)};
+  }
+  float* scratch_of(int32_t worker) const {
+    return device->worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
+  }
+
+  // One block along k of one block of rows, into memory for all of A.
+  void pack(int64_t row, int64_t depth_block, float* memory) const {
+    HWY_DYNAMIC_DISPATCH(pack_rows)
+    (products[0], row, rows_at(row), depth_block * kPanelDepth, memory + row * k);
+  }
+
+  // `a`: the packed rows, or null. `memory`: of a thread, after its own rows.
+  void multiply(int64_t index, int64_t next, const float* a, float* memory) const {
+    const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
+    for (int64_t part = 0; part < parts; ++part) {
+      const Place at = place(column, part);
+      ProductChunk chunk{row, rows_at(row), at.panel, at.panels, a ? a + row * k : nullptr, nullptr, 0};
+      const bool last = part + 1 == parts;
+      if (!last || next >= 0) {
+        chunk.next = last ? place(next, 0).data : place(column, part + 1).data;
+        chunk.next_bytes = first_bytes();
+      }
+      HWY_DYNAMIC_DISPATCH(multiply_chunk)(*at.product, chunk, memory);
+    }
+    if (activation) activate(row, place(column, 0));
+  }
+
+  void activate(int64_t row, const Place& at) const {
+    const int64_t n = products[0].b.n, column = at.panel * chunks.width, first = row * n + column;
+    swiglu_rows(products[0].c + first, parts > 1 ? products[1].c + first : nullptr, rows_at(row),
+                std::min(at.panels * chunks.width, n - column), n, activation + first);
+  }
+
+  // With one block of rows.
+  void operator()(const ThreadPool::Turn& turn) const {
+    float* memory = scratch_of(turn.worker);
+    if (!packed && turn.first) {
+      prefetch_to_l2(place(turn.chunk, 0).data, first_bytes());
+      for (int64_t block = 0; block < depth_blocks; ++block) pack(0, block, memory);
+    }
+    multiply(turn.chunk, turn.next, packed ? packed : memory, memory + own_rows);
+  }
+
+  ops::Device* device;
+  float* activation;
+  int64_t parts;  // products whose columns a chunk computes, all where there is an activation
+  std::array<PanelProduct, kMostProducts> products;
+  int64_t m, k, depth_blocks;
+  Chunks chunks;
+  int64_t columns = 0;            // of chunks
+  int64_t own_rows, scratch;      // floats of a thread: rows of A that it packs, and all
+  const float* packed = nullptr;  // A where threads don't each pack it
 };
 
 }  // namespace
@@ -402,70 +498,38 @@ Panels pack_panels(ops::Device& device, const MatrixView& b, int64_t k, int64_t 
 }
 
 int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, int64_t n) {
-  return Chunks(device.pool.threads(), m, k, n, 1).packs_all ? round_up(m * k * 4, 64) : 0;
+  return Chunks(device.pool.threads(), m, k, n, 1).packing == Packing::Together ? round_up(m * k * 4, 64) : 0;
 }
 
-void panel_products(ops::Device& device, std::span<const PanelProduct> products, void* workspace) {
+void panel_products(ops::Device& device, std::span<const PanelProduct> products, float* activation,
+                    void* workspace) {
   const PanelProduct& first = products[0];
-  const int64_t m = first.m, k = first.b.k;
-  int64_t n = 0;
-  for (const PanelProduct& p : products) n += p.b.n;
-  const Chunks chunks(device.pool.threads(), m, k, n, HWY_DYNAMIC_DISPATCH(joined_panels)(first.b, m));
-  const auto rows_at = [&](int64_t row) { return std::min(chunks.block_rows, m - row); };
-  const float* packed = nullptr;
-  if (chunks.packs_all && m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed) {
-    packed = first.a.data;
-  } else if (chunks.packs_all) {
+  // Panels that are read together are streams, which turns of two matrices would cut short.
+  const bool apart = HWY_DYNAMIC_DISPATCH(joined_panels)(first.m) > 1;
+  ProductJob job(device, products, apart ? nullptr : activation);
+  const Chunks& chunks = job.chunks;
+  const bool is_packed = job.m == 1 && first.b.dtype == ops::DType::F32 && !first.a.transposed;
+  if (is_packed) {
+    job.packed = first.a.data;
+  } else if (chunks.packing == Packing::Together) {
     auto* memory = static_cast<float*>(workspace);
-    const int64_t blocks = ceil_div(k, kPanelDepth);
-    const auto pack = [&](int64_t index, int32_t) {
-      const int64_t row = index / blocks * chunks.block_rows;
-      HWY_DYNAMIC_DISPATCH(pack_rows)
-      (first, row, rows_at(row), index % blocks * kPanelDepth, memory + row * k);
-    };
-    const int64_t pieces = chunks.row_blocks * blocks;
-    if (m * k > kWorthSharing) {
-      device.pool.run(pieces, pack);
-    } else {
-      for (int64_t index = 0; index < pieces; ++index) pack(index, 0);
-    }
-    packed = memory;
+    device.pool.run(chunks.row_blocks * job.depth_blocks, [&](int64_t index, int32_t) {
+      job.pack(index / job.depth_blocks * chunks.block_rows, index % job.depth_blocks, memory);
+    });
+    job.packed = memory;
   }
-  // Sums, one widened panel, a block of A.
-  const int64_t sums = chunks.block_rows * chunks.panels * chunks.width;
-  const int64_t scratch = sums + kPanelDepth * chunks.width + (packed ? 0 : chunks.block_rows * kPanelDepth);
-  device.reserve_workers<float>(scratch);
-
-  const auto panels_of = [&](const PanelProduct& p) { return ceil_div(p.b.n, chunks.width); };
-  const auto columns_of = [&](const PanelProduct& p) { return ceil_div(panels_of(p), chunks.panels); };
-  int64_t columns = 0;
-  for (const PanelProduct& p : products) columns += columns_of(p);
-  struct Place {
-    const PanelProduct* product;
-    int64_t panel, panels;
-  };
-  const auto place = [&](int64_t column) {
-    const PanelProduct* p = products.data();
-    for (; column >= columns_of(*p); ++p) column -= columns_of(*p);
-    const int64_t begin = panels_of(*p) * column / columns_of(*p);
-    return Place{p, begin, panels_of(*p) * (column + 1) / columns_of(*p) - begin};
-  };
-  const auto multiply = [&](int64_t index, int64_t next, int32_t worker) {
-    const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
-    const auto [p, begin, count] = place(column);
-    ProductChunk chunk{row, rows_at(row), begin, count, packed ? packed + row * k : nullptr, nullptr, 0};
-    if (next >= 0) {
-      const Place then = place(next);
-      chunk.next = static_cast<const char*>(then.product->b.data) +
-                   panel_bytes(k, then.panel * chunks.width, first.b.dtype);
-      chunk.next_bytes = panel_bytes(std::min(k, kPanelDepth), chunks.width, first.b.dtype);
-    }
-    float* memory = device.worker_scratch[static_cast<size_t>(worker)].take<float>(scratch);
-    HWY_DYNAMIC_DISPATCH(multiply_chunk)(*p, chunk, memory);
-  };
-  if (chunks.row_blocks == 1) return device.pool.run_neighbours(columns, multiply);
-  device.pool.run(chunks.row_blocks * columns,
-                  [&](int64_t index, int32_t worker) { multiply(index, -1, worker); });
+  device.reserve_workers<float>(job.scratch);
+  if (chunks.row_blocks == 1) {
+    device.pool.run_neighbours(job.columns, job);
+  } else {
+    device.pool.run(chunks.row_blocks * job.columns, [&](int64_t index, int32_t worker) {
+      job.multiply(index, -1, job.packed, job.scratch_of(worker));
+    });
+  }
+  if (activation && apart) {
+    const float* up = products.size() > 1 ? products[1].c : nullptr;
+    swiglu(device.pool, first.c, up, first.m * first.b.n, activation);
+  }
 }
 
 }  // namespace duokv::cpu

@@ -51,8 +51,12 @@ struct PanelProduct {
 // Bytes of workspace of products [m, k] · [k, n_i] whose n_i add up to n.
 int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, int64_t n);
 
-// Products of one A, and of right operands of one depth and dtype. Uses the worker scratch; `workspace` is
-// 64-byte aligned.
-void panel_products(ops::Device& device, std::span<const PanelProduct> products, void* workspace);
+inline constexpr size_t kMostProducts = 3;
+
+// Up to kMostProducts products of one A, whose right operands have one depth and dtype. `activation`: null,
+// or silu(first product) · second one, or of one product silu(it), [m, n]. Uses the worker scratch;
+// `workspace` is 64-byte aligned.
+void panel_products(ops::Device& device, std::span<const PanelProduct> products, float* activation,
+                    void* workspace);
 
 }  // namespace duokv::cpu

@@ -77,10 +77,11 @@ int64_t workspace_bytes(const ops::Device& device, ProductKernel kernel, int64_t
 }
 
 void multiply(ops::Device& device, const Product& p, std::span<char> workspace) {
-  multiply(device, std::span(&p, 1), workspace);
+  multiply(device, std::span(&p, 1), nullptr, workspace);
 }
 
-void multiply(ops::Device& device, std::span<const Product> products, std::span<char> workspace) {
+void multiply(ops::Device& device, std::span<const Product> products, float* activation,
+              std::span<char> workspace) {
   const Product& first = products[0];
   int64_t n = 0;
   for (const Product& p : products) n += p.b.panels.n;
@@ -92,6 +93,10 @@ void multiply(ops::Device& device, std::span<const Product> products, std::span<
                            std::to_string(workspace.size()));
   if (first.b.kernel == ProductKernel::OneDnn) {
     for (const Product& p : products) multiply_onednn(device, p, workspace.data());
+    if (activation) {
+      swiglu(device.pool, first.c, products.size() > 1 ? products[1].c : nullptr, first.m * first.b.panels.n,
+             activation);
+    }
     return;
   }
   std::array<PanelProduct, kMostProducts> panels;
@@ -99,7 +104,7 @@ void multiply(ops::Device& device, std::span<const Product> products, std::span<
     const Product& p = products[i];
     panels[i] = {p.m, p.a, p.b.panels, p.c, p.accumulate, p.round_output};
   }
-  panel_products(device, std::span(panels).first(products.size()), workspace.data());
+  panel_products(device, std::span(panels).first(products.size()), activation, workspace.data());
 }
 
 }  // namespace duokv::cpu

@@ -45,11 +45,11 @@ struct Product {
   bool round_output;  // round the product to BF16 before it is stored or added
 };
 
-inline constexpr size_t kMostProducts = 3;
-
 // Uses the worker scratch; `workspace` is 64-byte aligned and of at least workspace_bytes.
 void multiply(ops::Device& device, const Product& product, std::span<char> workspace);
 // Up to kMostProducts products of one A, whose right operands have one kernel, depth and dtype.
-void multiply(ops::Device& device, std::span<const Product> products, std::span<char> workspace);
+// `activation`: as panel_products says.
+void multiply(ops::Device& device, std::span<const Product> products, float* activation,
+              std::span<char> workspace);
 
 }  // namespace duokv::cpu

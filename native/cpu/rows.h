@@ -39,6 +39,11 @@ void add_values(const float* x, float* y, int64_t n);
 // y = x, on the pool (add.cpp).
 void copy_values(ThreadPool& pool, const float* x, int64_t n, float* y);
 
+// h = silu(gate) · up, or silu(gate) where up is null (swiglu.cpp): n values on the pool, and on the calling
+// thread rows of `columns` values that are `stride` apart.
+void swiglu(ThreadPool& pool, const float* gate, const float* up, int64_t n, float* h);
+void swiglu_rows(const float* gate, const float* up, int64_t rows, int64_t columns, int64_t stride, float* h);
+
 // y [m, d] = norm(x) (rms_norm.cpp).
 void normalise_rows(ops::Device& device, const float* x, const ops::Norm& norm, int64_t m, int64_t d,
                     float* y);

@@ -16,17 +16,23 @@ namespace duokv::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-void swiglu_range(const float* gate, const float* up, float* h, int64_t n) {
+void swiglu_block(const float* gate, const float* up, int64_t rows, int64_t columns, int64_t stride,
+                  float* h) {
   const hn::ScalableTag<float> d;
-  for_each_vector(d, n, [&](int64_t i, auto span) HWY_ATTR {
-    store(hn::Mul(silu(d, load(d, gate + i, span)), load(d, up + i, span)), d, h + i, span);
-  });
+  for (int64_t r = 0; r < rows; ++r, gate += stride, up += stride, h += stride) {
+    for_each_vector(d, columns, [&](int64_t i, auto span) HWY_ATTR {
+      store(hn::Mul(silu(d, load(d, gate + i, span)), load(d, up + i, span)), d, h + i, span);
+    });
+  }
 }
 
-void silu_range(const float* gate, float* h, int64_t n) {
+void silu_block(const float* gate, int64_t rows, int64_t columns, int64_t stride, float* h) {
   const hn::ScalableTag<float> d;
-  for_each_vector(
-      d, n, [&](int64_t i, auto span) HWY_ATTR { store(silu(d, load(d, gate + i, span)), d, h + i, span); });
+  for (int64_t r = 0; r < rows; ++r, gate += stride, h += stride) {
+    for_each_vector(d, columns, [&](int64_t i, auto span) HWY_ATTR {
+      store(silu(d, load(d, gate + i, span)), d, h + i, span);
+    });
+  }
 }
 
 void swiglu_backward_range(const float* gate, const float* up, const float* dh, float* dgate, float* dup,
@@ -56,23 +62,30 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace duokv::cpu {
 
-HWY_EXPORT(swiglu_range);
-HWY_EXPORT(silu_range);
+HWY_EXPORT(swiglu_block);
+HWY_EXPORT(silu_block);
 HWY_EXPORT(swiglu_backward_range);
 HWY_EXPORT(silu_backward_range);
+
+void swiglu_rows(const float* gate, const float* up, int64_t rows, int64_t columns, int64_t stride,
+                 float* h) {
+  if (up) {
+    HWY_DYNAMIC_DISPATCH(swiglu_block)(gate, up, rows, columns, stride, h);
+  } else {
+    HWY_DYNAMIC_DISPATCH(silu_block)(gate, rows, columns, stride, h);
+  }
+}
+
+void swiglu(ThreadPool& pool, const float* gate, const float* up, int64_t n, float* h) {
+  for_elements(pool, n, [&](int64_t first, int64_t count, int64_t) {
+    swiglu_rows(gate + first, up ? up + first : nullptr, 1, count, count, h + first);
+  });
+}
 
 Status swiglu_forward(Device* device, const ops::SwigluArgs* args) {
   return guarded([&] {
     require(args->n >= 0, "swiglu_forward: n is negative");
-    for_elements(device->pool, args->n, [&](int64_t first, int64_t count, int64_t) {
-      const float* gate = args->gate + first;
-      float* h = args->h + first;
-      if (args->up) {
-        HWY_DYNAMIC_DISPATCH(swiglu_range)(gate, args->up + first, h, count);
-      } else {
-        HWY_DYNAMIC_DISPATCH(silu_range)(gate, h, count);
-      }
-    });
+    swiglu(device->pool, args->gate, args->up, args->n, args->h);
   });
 }
 

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/prefetch.h"
+
 namespace duokv::cpu {
 namespace {
 
@@ -57,12 +59,14 @@ int32_t usable_cpus() {
 struct ThreadPool::State {
   // The job's generation in the upper 32 bits, its chunks not yet taken in the lower. Taking a chunk is one
   // decrement by compare-and-swap, which fails if another job has been posted meanwhile, so `call` and `body`
-  // belong to the job of which a chunk was taken and cannot change before that chunk is done.
+  // belong to the job of which a chunk was taken and cannot change before that chunk is done. They share its
+  // cache line: between chiplets a line takes 0.3 µs.
   alignas(64) std::atomic<uint64_t> word{0};
-  alignas(64) std::atomic<int64_t> unfinished{0};
   Chunk call = nullptr;
   void* body = nullptr;
+  size_t body_bytes = 0;
   int64_t chunks = 0;
+  alignas(64) std::atomic<int64_t> unfinished{0};
   std::exception_ptr error;  // written once per job, by the thread that set `failed`
   std::atomic<bool> failed{false};
 
@@ -80,6 +84,7 @@ struct ThreadPool::State {
       if (!word.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire))
         continue;
       int64_t done = 1;
+      if (worker != 0) prefetch(static_cast<const char*>(body), static_cast<int64_t>(body_bytes));
       try {
         call(body, chunks - static_cast<uint32_t>(seen), worker);
       } catch (...) {
@@ -141,7 +146,7 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : state_->workers) worker.join();
 }
 
-void ThreadPool::run_chunks(int64_t chunks, Chunk call, void* body) {
+void ThreadPool::run_chunks(int64_t chunks, Chunk call, void* body, size_t body_bytes) {
   if (chunks <= 0 || planning_) return;
   if (threads_ == 1 || chunks == 1) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) call(body, chunk, 0);
@@ -152,6 +157,7 @@ void ThreadPool::run_chunks(int64_t chunks, Chunk call, void* body) {
   State& state = *state_;
   state.call = call;
   state.body = body;
+  state.body_bytes = body_bytes;
   state.chunks = chunks;
   state.failed.store(false, std::memory_order_relaxed);
   state.unfinished.store(chunks, std::memory_order_relaxed);

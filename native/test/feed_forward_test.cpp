@@ -2,6 +2,7 @@
 #include <array>
 
 #include "test/harness.h"
+#include "test/packs.h"
 
 namespace duokv::test {
 namespace {
@@ -24,7 +25,10 @@ struct Block {
     Floats y, gate, up;
   };
 
-  Result fused(Mode mode, bool round, bool keep, bool in_place) const {
+  // `served`: with weights that are kept packed.
+  Result fused(Mode mode, bool round, bool keep, bool in_place, bool served = false) const {
+    const Packs cache(device);
+    ops::PackCache* packs = served ? cache : static_cast<ops::PackCache*>(nullptr);
     const Array<float> xs(device, x), norms(device, norm), gates(device, gate), ups(device, up),
         downs(device, down), ys(device, m * d), kept_gate(device, m * f), kept_up(device, m * f);
     const ops::FeedForwardArgs args{.x = xs.data(),
@@ -32,9 +36,9 @@ struct Block {
                                     .m = m,
                                     .per_row = m,
                                     .norm = {norms.data(), 1e-5f},
-                                    .w_gate = {gates.data(), f, d, 1, nullptr},
-                                    .w_up = {gated ? ups.data() : nullptr, f, d, 1, nullptr},
-                                    .w_down = {downs.data(), d, f, 1, nullptr},
+                                    .w_gate = {gates.data(), f, d, 1, packs},
+                                    .w_up = {gated ? ups.data() : nullptr, f, d, 1, packs},
+                                    .w_down = {downs.data(), d, f, 1, packs},
                                     .gate = keep ? kept_gate.data() : nullptr,
                                     .up = keep && gated ? kept_up.data() : nullptr,
                                     .round_output = round,
@@ -80,8 +84,13 @@ struct Block {
 
 DUOKV_TEST(is_its_operations_in_turn) {
   uint64_t stream = 0;
-  for (const auto& [m, d, f] :
-       {std::array<int64_t, 3>{1, 24, 40}, {3, 40, 17}, {37, 64, 130}, {130, 96, 256}}) {
+  for (const auto& [m, d, f] : {std::array<int64_t, 3>{1, 24, 40},
+                                {2, 300, 200},
+                                {3, 40, 17},
+                                {8, 520, 260},
+                                {37, 64, 130},
+                                {130, 96, 256},
+                                {530, 40, 90}}) {
     for (bool gated : {true, false}) {
       const Block block(device(), m, d, f, gated, ++stream);
       for (Mode mode : {Mode::FP32, Mode::BF16}) {
@@ -92,6 +101,11 @@ DUOKV_TEST(is_its_operations_in_turn) {
         expect_bitwise("gate", kept.gate, expected.gate);
         expect_bitwise("up", kept.up, expected.up);
         expect_bitwise("y in place", block.fused(mode, round, false, true).y, expected.y);
+        const Block::Result served = block.fused(mode, round, true, false, true);
+        expect_bitwise("y, served", served.y, expected.y);
+        expect_bitwise("gate, served", served.gate, expected.gate);
+        expect_bitwise("up, served", served.up, expected.up);
+        expect_bitwise("y in place, served", block.fused(mode, round, false, true, true).y, expected.y);
       }
     }
   }

@@ -5,6 +5,7 @@
 #include "cpu/operations.h"
 #include "test/bf16_routes.h"
 #include "test/harness.h"
+#include "test/packs.h"
 #include "test/threads.h"
 
 namespace {
@@ -27,20 +28,6 @@ constexpr Shape kShapes[] = {{1, 1, 1},      {1, 40, 97},   {2, 255, 33},  {3, 2
 std::string name(const Shape& s) {
   return std::to_string(s.m) + "x" + std::to_string(s.k) + "->" + std::to_string(s.n);
 }
-
-class Packs {
- public:
-  explicit Packs(ops::Device* device) : device_(device) { check(table().pack_cache_create(device, &packs_)); }
-  ~Packs() { table().pack_cache_destroy(device_, packs_); }
-  Packs(const Packs&) = delete;
-  Packs& operator=(const Packs&) = delete;
-  operator ops::PackCache*() const { return packs_; }
-  int64_t bytes() const { return table().pack_cache_bytes(packs_); }
-
- private:
-  ops::Device* device_;
-  ops::PackCache* packs_ = nullptr;
-};
 
 // c [m, n] = start + a · b in FP64, a(i, l) and b(l, j) given as functions.
 template <class A, class B>

@@ -36,10 +36,15 @@ DUOKV_TEST(every_neighbour_runs_once) {
     ThreadPool pool(threads);
     for (int64_t chunks : {0, 1, 2, 7, 1000}) {
       std::vector<std::atomic<int>> runs(static_cast<size_t>(chunks));
-      std::atomic<int> wrong{0}, ends{0};
-      pool.run_neighbours(chunks, [&](int64_t chunk, int64_t next, int32_t worker) {
+      std::atomic<int> wrong{0}, ends{0}, firsts{0};
+      std::vector<char> took_part(static_cast<size_t>(threads), 0);
+      pool.run_neighbours(chunks, [&](const ThreadPool::Turn& turn) {
+        const auto [chunk, next, worker, first] = turn;
         ++runs[static_cast<size_t>(chunk)];
         if (next == -1) ++ends;
+        if (first) ++firsts;
+        if (!first && !took_part[static_cast<size_t>(worker)]) ++wrong;
+        took_part[static_cast<size_t>(worker)] = 1;
         if ((next != -1 && next != chunk + 1) || next >= chunks || worker < 0 || worker >= threads) ++wrong;
       });
       for (size_t i = 0; i < runs.size(); ++i)
@@ -48,6 +53,8 @@ DUOKV_TEST(every_neighbour_runs_once) {
              static_cast<int>(chunks));
       const int64_t ranges = std::min<int64_t>(chunks, threads);
       expect(ends == ranges, "%d ranges ended, expected %d", ends.load(), static_cast<int>(ranges));
+      expect(firsts <= ranges && (firsts > 0 || chunks == 0), "%d of %d threads began", firsts.load(),
+             static_cast<int>(ranges));
     }
   }
 }
@@ -56,8 +63,8 @@ DUOKV_TEST(every_neighbour_runs_once) {
 DUOKV_TEST(a_thread_helps_its_neighbour) {
   ThreadPool pool(2);
   std::atomic<int> ended{0};
-  pool.run_neighbours(100, [&](int64_t chunk, int64_t, int32_t) {
-    while (chunk == 0 && ended < 99) std::this_thread::yield();
+  pool.run_neighbours(100, [&](const ThreadPool::Turn& turn) {
+    while (turn.chunk == 0 && ended < 99) std::this_thread::yield();
     ++ended;
   });
   expect(ended == 100, "%d of 100 chunks ended", ended.load());
@@ -115,11 +122,12 @@ DUOKV_TEST(exceptions_reach_the_caller) {
       expect(after == 100, "the next job ran %d of 100 chunks", static_cast<int>(after));
 
       message = message_of([&] {
-        pool.run_neighbours(1000, [&](int64_t chunk, int64_t, int32_t) { fails(chunk, "neighbour three"); });
+        pool.run_neighbours(1000,
+                            [&](const ThreadPool::Turn& turn) { fails(turn.chunk, "neighbour three"); });
       });
       expect(message == "neighbour three", "%d threads: caught \"%s\"", threads, message.c_str());
       after = 0;
-      pool.run_neighbours(100, [&](int64_t, int64_t, int32_t) { ++after; });
+      pool.run_neighbours(100, [&](const ThreadPool::Turn&) { ++after; });
       expect(after == 100, "the next job ran %d of 100 neighbours", static_cast<int>(after));
     }
   }
