@@ -20,6 +20,11 @@ export const RIVAL = 'gqa4-cla2';
 export const PLAIN = 'independent';
 
 const cli = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
+const native = (program: string) => fileURLToPath(new URL(`../build/cmake/${program}`, import.meta.url));
+/** Samples both ceilings. */
+export const ceilingsProgram = native('ceilings_bench');
+/** Samples one as often as it is asked. */
+const rateProgram = native('read_rate_bench');
 
 /** What a record adds to the machine: the CPU device's threads and vector instructions. */
 export async function describeDevice(): Promise<{ threads: number; isa: string }> {
@@ -33,27 +38,40 @@ interface OwnCase {
   measure: Measure[];
   designs?: string[];
   routes?: string[];
-  batch?: number;
+  batch?: number[];
   length?: number;
   repetitions?: number;
 }
 
+/** A result of `duokv bench --json`. */
+interface OwnResult {
+  measure: Measure;
+  design: string;
+  route: string | null;
+  batch: number;
+  rawMs: number[];
+  readGbytes?: number[];
+}
+
 function ownJob(given: OwnCase): Job {
-  const { precision, measure, designs = [MAIN], routes = ['exact'], batch = 1, repetitions = 2 } = given;
+  const { precision, measure, designs = [MAIN], routes = ['exact'], batch = [1], repetitions = 2 } = given;
   const isTraining = measure.includes('train');
   const length = given.length ?? (isTraining ? WINDOW : PROMPT);
   const steps = measure.includes('request') ? STEPS.request : STEPS.decode;
   const preset = (design: string) => `${design}-126m`;
   return {
-    name: ['duokv', precision, measure.join('+'), designs.join('+'), `${batch}x${length}`].join(' '),
+    name: ['duokv', precision, measure.join('+'), designs.join('+'), `${batch.join('+')}x${length}`].join(
+      ' ',
+    ),
     async run(signal) {
       const args = ['--designs', designs.map(preset).join(','), '--measure', measure.join(',')];
-      args.push('--precision', precision, '--routes', routes.join(','), '--batch', String(batch));
+      args.push('--precision', precision, '--routes', routes.join(','), '--batch', batch.join(','));
       args.push(isTraining ? '--train-length' : '--length', String(length));
+      if (measure.includes('decode')) args.push('--read-rate', rateProgram);
       args.push('--steps', String(steps), '--rounds', String(repetitions));
       const { lines, peakBytes } = await run(process.execPath, [cli, 'bench', '--json', ...args], { signal });
       const { results } = JSON.parse(lines.join('')) as {
-        results: { measure: Measure; design: string; route: string | null; rawMs: number[] }[];
+        results: OwnResult[];
       };
       return results.map((result) => ({
         engine: 'duokv',
@@ -61,9 +79,10 @@ function ownJob(given: OwnCase): Job {
         measure: result.measure,
         design: designs.find((design) => preset(design) === result.design) as string,
         route: result.route,
-        batch,
+        batch: result.batch,
         length,
         ms: result.rawMs,
+        ...(result.readGbytes && { readGbytes: result.readGbytes }),
         peakBytes,
       }));
     },
@@ -73,11 +92,10 @@ function ownJob(given: OwnCase): Job {
 /** Everything the targets ask of duokv under one precision policy. */
 export function ownJobs(precision: string): Job[] {
   return [
-    ownJob({ precision, measure: ['prefill', 'decode'], routes: ['exact', 'full'] }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'] }),
     // The prompt of 8 rows takes longer than everything that is timed.
-    ownJob({ precision, measure: ['decode'], batch: 8, repetitions: 1 }),
-    ownJob({ precision, measure: ['decode'], length: SHORT }),
-    ownJob({ precision, measure: ['decode'], length: SHORT, batch: 8 }),
+    ownJob({ precision, measure: ['decode'], batch: [1, 8] }),
+    ownJob({ precision, measure: ['decode'], batch: [1, 8], length: SHORT, repetitions: 4 }),
     ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: SHORT }),
     ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024 }),
     ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN] }),

@@ -15,7 +15,17 @@ import { PRECISIONS } from '../lib/arguments.js';
 import { describeMachine } from '../lib/cli/version.js';
 import type { PrecisionName } from '../lib/native.js';
 import { openRecord, parseFlags, refuse } from './flags.js';
-import { describeDevice, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
+import {
+  ceilingsProgram,
+  describeDevice,
+  type Job,
+  MAIN,
+  ownJobs,
+  PLAIN,
+  PROMPT,
+  STEPS,
+  WINDOW,
+} from './jobs.js';
 import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
 import { run } from './processes.js';
 import { type CampaignRecord, type CeilingSamples, type Result, sameWhat } from './record.js';
@@ -67,7 +77,7 @@ for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => controller.ab
 
 const device = await describeDevice();
 const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
-await run('cmake', ['--build', build, '--target', 'ceilings_bench']);
+await run('cmake', ['--build', build, '--target', 'ceilings_bench', 'read_rate_bench']);
 
 async function peerJobs(): Promise<Job[]> {
   const { python, 'torch-script': torch, 'llama-script': llama, 'gguf-script': gguf } = flags;
@@ -125,13 +135,11 @@ function add(result: Result): void {
   if (atLeastMs !== undefined) known.atLeastMs = Math.max(known.atLeastMs ?? 0, atLeastMs);
 }
 
-/** Samples both ceilings; gives the rates of reading. */
-async function sampleCeilings(): Promise<number[]> {
-  const { lines } = await run(`${build}/ceilings_bench`, ['12'], { signal: controller.signal });
+async function sampleCeilings(): Promise<void> {
+  const { lines } = await run(ceilingsProgram, ['12'], { signal: controller.signal });
   const { gflops, gbytes } = JSON.parse(lines.join('')) as CeilingSamples;
   record.ceilings.gflops.push(...gflops);
   record.ceilings.gbytes.push(...gbytes);
-  return gbytes;
 }
 
 const describe = ({ measure, design, route, batch, length, ms, atLeastMs }: Result) =>
@@ -143,7 +151,6 @@ const describe = ({ measure, design, route, batch, length, ms, atLeastMs }: Resu
 const total = rounds * jobs.length;
 const started = performance.now();
 let done = 0;
-let readBefore: number[] | undefined;
 let spent = 0;
 try {
   for (let round = 0; round < rounds; round++) {
@@ -155,12 +162,9 @@ try {
       done++;
       if (record.completed.includes(key)) continue;
       const began = performance.now();
-      // What followed the last job is what precedes this one.
-      const before = readBefore ?? (await sampleCeilings());
       const results = await job.run(controller.signal);
-      readBefore = await sampleCeilings();
-      const readGbytes = [...before, ...readBefore];
-      for (const result of results) add(result.engine === 'duokv' ? { ...result, readGbytes } : result);
+      for (const result of results) add(result);
+      await sampleCeilings();
       record.completed.push(key);
       await file?.keep(JSON.stringify(record, null, 1));
       spent++;

@@ -23,7 +23,7 @@ export interface Result extends What {
   ms: number[];
   /** Largest resident memory of the process, bytes. */
   peakBytes: number;
-  /** duokv's: rates of reading memory right before and right after the job, GB/s. */
+  /** duokv's decode steps: the rate of reading memory between them, GB/s, for every time. */
   readGbytes?: number[];
   /** A peer that had not ended when its time was up: each of its repetitions takes at least this, milliseconds. */
   atLeastMs?: number;

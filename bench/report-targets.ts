@@ -38,8 +38,8 @@ export function targetsSection(record: CampaignRecord, link: string, isa: string
     '',
     `Ceilings, measured between the jobs: ${(peak.flops / 1e9).toFixed(0)} GFLOP/s of FP32 multiply-adds from registers ` +
       `(the best; BF16 instructions, where the processor has them, do twice that), ` +
-      `${(peak.bytes / 1e9).toFixed(1)} GB/s of reading memory (the median; it changes with what else runs on the ` +
-      'host, so that a decode step is held against the samples right before and after its job). The PyTorch peer is the ' +
+      `${(peak.bytes / 1e9).toFixed(1)} GB/s of reading memory (the median; it changes with where the host runs the ` +
+      'processors, so that a decode step is held against samples taken close to it). The PyTorch peer is the ' +
       'same decoder as a user would write it (SDPA, static cache, fused AdamW), float32 or bfloat16 autocast; llama.cpp runs ' +
       'the `independent` shape. A peer that did not end within its limit gives a lower bound.',
     '',

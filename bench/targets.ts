@@ -135,7 +135,7 @@ export function targetRows(record: CampaignRecord): TargetRow[] {
       { ...what, engine: 'PyTorch', precision: peer },
       note,
     );
-    // Other machines on the same memory change its rate within minutes.
+    // What else uses the memory changes its rate within seconds.
     const bandwidth = rate && rate / 1e9 / median(ours?.readGbytes ?? record.ceilings.gbytes);
     rows.push({
       name: `decode step at 1,792, ${label}, read bandwidth`,

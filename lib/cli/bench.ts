@@ -1,12 +1,10 @@
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 
-import { Command } from 'commander';
+import { Command, Option } from 'commander';
 
-import type { Device } from '../device.js';
 import { DuokvError } from '../errors.js';
-import { Model } from '../model.js';
-import type { PrecisionName } from '../native.js';
+import { type Case, MEASUREMENTS, prepareWork, type Work, type WorkOptions } from './bench-cases.js';
 import { benchLatencyCommand } from './bench-latency.js';
 import { presetConfig } from './model-config.js';
 import {
@@ -14,137 +12,22 @@ import {
   listOption,
   openChosenDevice,
   positiveInteger,
+  positiveIntegers,
   withDevice,
   withPrecision,
 } from './options.js';
 import { formatTable, withProgress } from './output.js';
+import { RateProgram } from './rate-program.js';
 import { defineAction, UsageError } from './run.js';
-import { median } from './statistics.js';
-import { syntheticTokens } from './synthetic-tokens.js';
+import { harmonicMean, median } from './statistics.js';
 import { describeMachine } from './version.js';
 
-const MEASUREMENTS = ['prefill', 'decode', 'request', 'train'] as const;
-type Measurement = (typeof MEASUREMENTS)[number];
-
-interface BenchOptions extends DeviceFlags {
-  designs: string[];
-  measure: Measurement[];
-  routes: string[];
-  length: number;
-  trainLength: number;
-  batch: number;
-  steps: number;
+interface BenchOptions extends DeviceFlags, WorkOptions {
   rounds: number;
-  precision: PrecisionName;
+  readRate?: string;
   peers?: boolean;
   python: string;
   peerScript?: string;
-}
-
-/** Something to time: `run` gives the milliseconds of one repetition, set-up not included. */
-interface Case {
-  readonly engine: 'duokv' | 'peer';
-  readonly measure: Measurement;
-  readonly design: string;
-  readonly route: string | null;
-  run(signal: AbortSignal): Promise<number>;
-}
-
-async function timed(work: () => Promise<unknown>): Promise<number> {
-  const began = performance.now();
-  await work();
-  return performance.now() - began;
-}
-
-/** `rows` rows of tokens that use the whole vocabulary, with the next token as target. */
-function syntheticBatch(rows: number, length: number, vocab: number) {
-  const documentIds = BigInt64Array.from({ length: rows * length }, (_, index) =>
-    BigInt(Math.floor(index / length)),
-  );
-  return {
-    rows,
-    tokens: syntheticTokens(rows * length, vocab),
-    documentIds,
-    targets: syntheticTokens(rows * length, vocab, 1),
-    targetDocumentIds: documentIds,
-  };
-}
-
-/**
- * The cases of one design; they share a model, and training has one of its own so that packed serving weights stay.
- * Everything here lives until the device closes.
- */
-async function designCases(device: Device, design: string, options: BenchOptions) {
-  const { batch, length, precision, steps, trainLength } = options;
-  const config = presetConfig(design);
-  const cases: Case[] = [];
-  const model = await Model.create(device, config, { seed: 0 });
-  const { tokens: prompt } = syntheticBatch(batch, length, config.vocab);
-  if (options.measure.includes('prefill')) {
-    const session = model.session({ batch, capacity: length, precision });
-    for (const route of options.routes) {
-      cases.push({
-        engine: 'duokv',
-        measure: 'prefill',
-        design,
-        route,
-        async run(signal) {
-          await session.reset();
-          return timed(() => session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal }));
-        },
-      });
-    }
-  }
-  if (options.measure.includes('decode')) {
-    const session = model.session({ batch, capacity: length + steps, precision });
-    const tokens = prompt.slice(0, batch);
-    cases.push({
-      engine: 'duokv',
-      measure: 'decode',
-      design,
-      route: null,
-      async run(signal) {
-        await session.reset();
-        await session.prefill({ tokens: prompt }, { signal });
-        const total = await timed(async () => {
-          for (let step = 0; step < steps; step++) await session.decode({ tokens }, { signal });
-        });
-        return total / steps;
-      },
-    });
-  }
-  if (options.measure.includes('request')) {
-    const session = model.session({ batch, capacity: length + steps, precision });
-    const tokens = prompt.slice(0, batch);
-    for (const route of options.routes) {
-      cases.push({
-        engine: 'duokv',
-        measure: 'request',
-        design,
-        route,
-        async run(signal) {
-          await session.reset();
-          return timed(async () => {
-            await session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal });
-            for (let step = 0; step < steps; step++) await session.decode({ tokens }, { signal });
-          });
-        },
-      });
-    }
-  }
-  if (options.measure.includes('train')) {
-    const trained = await Model.create(device, config, { seed: 0 });
-    const trainer = trained.trainer({ precision, microbatch: 1 });
-    const trainingBatch = syntheticBatch(batch, trainLength, config.vocab);
-    cases.push({
-      engine: 'duokv',
-      measure: 'train',
-      design,
-      route: null,
-      run: (signal) => timed(() => trainer.step(trainingBatch, { signal })),
-    });
-  }
-  return { cases, parameters: model.parameterCount, design: config.design };
 }
 
 interface PeerReport {
@@ -153,34 +36,32 @@ interface PeerReport {
 }
 
 /** The same measurement by the peer script, a process per repetition, with as many threads as the device has. */
-function peerCase(
-  model: { design: string; parameters: number },
-  { measure, design, route }: Case,
+function peerWork(
+  { measure, design, route, batch }: Case,
+  parameters: number,
   threads: number,
   options: BenchOptions & { peerScript: string },
-): Case {
+): Work {
+  const shared = presetConfig(design).design;
   const dtype = options.precision.startsWith('bf16') ? 'bf16' : 'f32';
   const length = measure === 'train' ? options.trainLength : options.length;
   const args = [
-    ...[options.peerScript, measure, '--design', model.design, '--dtype', dtype, '--reps', '1'],
-    ...['--n', String(length), '--batch', String(options.batch), '--threads', String(threads)],
+    ...[options.peerScript, measure, '--design', shared, '--dtype', dtype, '--reps', '1'],
+    ...['--n', String(length), '--batch', String(batch), '--threads', String(threads)],
     ...(route === null ? [] : ['--route', route]),
   ];
   return {
-    engine: 'peer',
-    measure,
-    design,
-    route,
+    cases: [{ engine: 'peer', measure, design, route, batch }],
     async run(signal) {
       const { stdout } = await promisify(execFile)(options.python, args, { signal });
       const report = JSON.parse(stdout.trim().split('\n').at(-1) as string) as PeerReport;
-      if (report.params !== model.parameters) {
+      if (report.params !== parameters) {
         throw new DuokvError(
           'ERR_ARGUMENT',
-          `${options.peerScript}: ${model.design} has ${report.params} parameters, ${design} has ${model.parameters}`,
+          `${options.peerScript}: ${shared} has ${report.params} parameters, ${design} has ${parameters}`,
         );
       }
-      return report.ms_median;
+      return [report.ms_median];
     },
   };
 }
@@ -203,9 +84,15 @@ export function benchCommand(): Command {
     .addOption(listOption('--routes <routes>', 'prefill routes, with commas', ['exact', 'full']))
     .option('--length <tokens>', 'prompt length', positiveInteger, 1792)
     .option('--train-length <tokens>', 'window length of the training step', positiveInteger, 2048)
-    .option('--batch <rows>', 'rows', positiveInteger, 1)
+    .addOption(
+      new Option('--batch <rows>', 'rows, several with commas').argParser(positiveIntegers).default([1], '1'),
+    )
     .option('--steps <count>', 'decode steps in one repetition', positiveInteger, 32)
     .option('--rounds <count>', 'repetitions after one to warm up', positiveInteger, 5)
+    .option(
+      '--read-rate <program>',
+      'asked between decode steps how fast memory is read: writes GB/s on a line for every line it gets',
+    )
     .option('--peers', 'time a PyTorch peer in the same rounds')
     .option('--python <path>', 'the Python that runs it', 'python3')
     .option(
@@ -228,75 +115,88 @@ export function benchCommand(): Command {
     }
     if (options.peers && peerScript === undefined) throw new UsageError('--peers needs --peer-script');
     await using device = await openChosenDevice(options);
-    const cases: Case[] = [];
-    for (const design of options.designs) {
-      const made = await designCases(device, design, options);
-      cases.push(...made.cases);
-      if (options.peers && peerScript !== undefined) {
-        const { threads } = device.info();
-        cases.push(...made.cases.map((ours) => peerCase(made, ours, threads, { ...options, peerScript })));
+    await using reader =
+      options.readRate === undefined ? undefined : new RateProgram(options.readRate, signal);
+    let rates: number[] = [];
+    const { works, cases, parameters } = await prepareWork(device, options, async () => {
+      if (reader !== undefined) rates.push(await reader.sample());
+    });
+    if (peerScript !== undefined && options.peers) {
+      const { threads } = device.info();
+      for (const ours of [...cases]) {
+        const peer = peerWork(ours, parameters.get(ours.design) as number, threads, {
+          ...options,
+          peerScript,
+        });
+        works.push(peer);
+        cases.push(...peer.cases);
       }
     }
-    const raw = cases.map((): number[] => []);
-    await withProgress('timing', cases.length * (options.rounds + 1), async (progress) => {
+    const raw = new Map(cases.map((timed): [Case, number[]] => [timed, []]));
+    const readGbytes = new Map(cases.map((timed): [Case, number[]] => [timed, []]));
+    await withProgress('timing', works.length * (options.rounds + 1), async (progress) => {
       for (let round = 0; round <= options.rounds; round++) {
-        for (let turn = 0; turn < cases.length; turn++) {
-          const index = (turn + round) % cases.length;
-          const ms = await (cases[index] as Case).run(signal);
+        for (let turn = 0; turn < works.length; turn++) {
+          const work = works[(turn + round) % works.length] as Work;
+          rates = [];
+          const times = await work.run(signal);
           // Round 0 warms up: packed weights, page faults, the peer's file cache.
-          if (round > 0) raw[index]?.push(ms);
-          progress.update(round * cases.length + turn + 1);
+          if (round > 0) {
+            for (const [index, timed] of work.cases.entries()) {
+              raw.get(timed)?.push(times[index] as number);
+              if (rates.length > 0) readGbytes.get(timed)?.push(harmonicMean(rates));
+            }
+          }
+          progress.update(round * works.length + turn + 1);
         }
       }
     });
-    const results = cases.map(({ engine, measure, design, route }, index) => {
-      const times = raw[index] as number[];
+    const results = cases.map((timed) => {
+      const rawMs = raw.get(timed) as number[];
+      const rate = readGbytes.get(timed) as number[];
       return {
-        engine,
-        measure,
-        design,
-        route,
-        medianMs: median(times),
-        minMs: Math.min(...times),
-        rawMs: times,
+        ...timed,
+        medianMs: median(rawMs),
+        minMs: Math.min(...rawMs),
+        rawMs,
+        ...(rate.length > 0 && { readGbytes: rate }),
       };
     });
-    const peerOf = (result: (typeof results)[number]) =>
+    const peerOf = (ours: Case) =>
       results.find(
-        ({ engine, measure, design: preset, route }) =>
+        ({ engine, measure, design, route, batch }) =>
           engine === 'peer' &&
-          measure === result.measure &&
-          preset === result.design &&
-          route === result.route,
+          measure === ours.measure &&
+          design === ours.design &&
+          route === ours.route &&
+          batch === ours.batch,
       );
     print(
       formatTable(
         [
-          'measure',
-          'design',
-          'route',
-          'median ms',
-          'min ms',
+          ...['measure', 'design', 'route', 'rows', 'median ms', 'min ms'],
+          ...(reader ? ['memory GB/s'] : []),
           ...(options.peers ? ['peer ms', 'peer / duokv'] : []),
         ],
         results
           .filter(({ engine }) => engine === 'duokv')
           .map((result) => {
             const peer = peerOf(result);
-            const columns = [result.measure, result.design, result.route ?? '–'];
+            const columns = [result.measure, result.design, result.route ?? '–', String(result.batch)];
             columns.push(result.medianMs.toFixed(2), result.minMs.toFixed(2));
+            if (reader) columns.push(result.readGbytes ? median(result.readGbytes).toFixed(1) : '–');
             if (peer) columns.push(peer.medianMs.toFixed(2), (peer.medianMs / result.medianMs).toFixed(2));
             return columns;
           }),
-        [3, 4, 5, 6],
+        [3, 4, 5, 6, 7, 8],
       ),
     );
-    const { length, trainLength, batch, steps, rounds, precision } = options;
+    const { length, trainLength, steps, rounds, precision } = options;
     return {
       machine: describeMachine(),
       device: device.info(),
       precision,
-      ...{ length, trainLength, batch, steps, rounds },
+      ...{ length, trainLength, steps, rounds },
       results,
       peakResidentBytes: process.resourceUsage().maxRSS * 1024,
     };

@@ -37,6 +37,8 @@ export const nameList = (text: string): string[] => {
   return names;
 };
 
+export const positiveIntegers = (text: string): number[] => nameList(text).map(positiveInteger);
+
 /** An option that takes names with commas between them, and whose help shows its default so. */
 export const listOption = (flags: string, description: string, standard: readonly string[]): Option =>
   new Option(flags, description).argParser(nameList).default(standard, standard.join(','));

@@ -6,6 +6,11 @@ export function median(values: readonly number[]): number {
   return ((sorted[middle - 1] as number) + (sorted[middle] as number)) / 2;
 }
 
+/** The rate at which equal amounts pass that take turns at these rates. NaN where there are none. */
+export function harmonicMean(rates: readonly number[]): number {
+  return rates.length / rates.reduce((sum, rate) => sum + 1 / rate, 0);
+}
+
 /** exp of the mean logarithm of positive values. NaN where there are none. */
 export function geometricMean(values: readonly number[]): number {
   return Math.exp(values.reduce((sum, value) => sum + Math.log(value), 0) / values.length);

@@ -62,10 +62,10 @@ class Packed {
 };
 
 Operation served(ops::Device* device, const std::string& name, Mode mode, int64_t m, int64_t n, int64_t k,
-                 int64_t copies) {
-  const double weights = static_cast<double>(n * k) * (mode == Mode::BF16 ? 2 : 4);
+                 int64_t uncached) {
+  const int64_t weights = n * k * (mode == Mode::BF16 ? 2 : 4), copies = ceil_div(uncached, weights);
   // Many rows use each weight often enough for the caches.
-  const double bytes = m <= 8 ? weights : 0;
+  const double bytes = m <= 8 ? static_cast<double>(weights) : 0;
   return {name, name_of(mode), 2.0 * static_cast<double>(m * n * k), bytes, [=]() -> Call {
             auto w = std::make_shared<Packed>(device, n, k, copies);
             const Floats x = floats(device, m * k), y = floats(device, m * n);
@@ -140,6 +140,10 @@ struct AttentionShape {
   Mode mode;
 
   int64_t kept() const { return std::min(length, kWindow + queries - 1); }
+  int64_t bank_bytes() const {
+    const int64_t entry = 2 * kKvHeads * kHeadDim * (stored == ops::DType::BF16 ? 2 : 4);
+    return rows * (length + kept()) * entry;
+  }
   double pairs() const {
     double sum = 0;
     for (int64_t t = length - queries; t < length; ++t)
@@ -231,10 +235,8 @@ class Attention {
 Operation attention(ops::Device* device, const std::string& name, const AttentionShape& shape,
                     bool backward) {
   const double flops = shape.pairs() * 4 * kHeadDim * kHeads * (backward ? 2.5 : 1);
-  const double stored = shape.stored == ops::DType::BF16 ? 2 : 4;
-  const double banks =
-      static_cast<double>(shape.rows * (shape.length + shape.kept()) * kKvHeads * kHeadDim) * 2 * stored;
-  return {name, name_of(shape.mode), flops, shape.queries == 1 ? banks : 0, [=]() -> Call {
+  const double bytes = shape.queries == 1 ? static_cast<double>(shape.bank_bytes()) : 0;
+  return {name, name_of(shape.mode), flops, bytes, [=]() -> Call {
             auto problem = std::make_shared<Attention>(device, shape);
             problem->forward(0);
             if (backward) return [=](int64_t i) { problem->backward(i); };
@@ -307,15 +309,15 @@ void row_wise(ops::Device* device, int64_t m, std::vector<Operation>& all) {
 }  // namespace
 
 std::vector<Operation> operations(ops::Device* device, const Sizes& sizes) {
-  const auto& [m, vocabulary, copies] = sizes;
+  const auto& [m, vocabulary, uncached] = sizes;
   std::vector<Operation> all;
   for (Mode mode : {Mode::FP32, Mode::BF16}) {
     for (int64_t rows : {int64_t{1}, int64_t{8}, int64_t{32}}) {
       const std::string of = ", " + std::to_string(rows) + (rows == 1 ? " row" : " rows");
-      all.push_back(served(device, "linear qkv" + of, mode, rows, kQkv, kWidth, copies));
-      all.push_back(served(device, "linear gate" + of, mode, rows, kFfn, kWidth, copies));
-      all.push_back(served(device, "linear down" + of, mode, rows, kWidth, kFfn, copies));
-      all.push_back(served(device, "linear head" + of, mode, rows, vocabulary, kWidth, 1));
+      all.push_back(served(device, "linear qkv" + of, mode, rows, kQkv, kWidth, uncached));
+      all.push_back(served(device, "linear gate" + of, mode, rows, kFfn, kWidth, uncached));
+      all.push_back(served(device, "linear down" + of, mode, rows, kWidth, kFfn, uncached));
+      all.push_back(served(device, "linear head" + of, mode, rows, vocabulary, kWidth, uncached));
     }
     all.push_back(served(device, "linear qkv, many rows", mode, m, kQkv, kWidth, 1));
     all.push_back(served(device, "linear gate, many rows", mode, m, kFfn, kWidth, 1));
@@ -328,7 +330,9 @@ std::vector<Operation> operations(ops::Device* device, const Sizes& sizes) {
     all.push_back(attention(device, "attention backward, both banks", {1, m, m, 1, f32, mode}, true));
     const ops::DType stored = mode == Mode::BF16 ? ops::DType::BF16 : f32;
     const auto decode = [&](const char* name, int64_t rows, int64_t length) {
-      all.push_back(attention(device, name, {rows, 1, length, ceil_div(copies, rows), stored, mode}, false));
+      AttentionShape shape{rows, 1, length, 1, stored, mode};
+      shape.copies = ceil_div(uncached, shape.bank_bytes());
+      all.push_back(attention(device, name, shape, false));
     };
     decode("attention decode, both banks", 1, m);
     decode("attention decode, both banks, 8 rows", 8, ceil_div(m, 4));

@@ -13,7 +13,8 @@ namespace duokv::bench {
 struct Sizes {
   int64_t tokens;      // rows of training and prefill
   int64_t vocabulary;  // of the head and the loss
-  int64_t copies;      // sets of weights or caches that decoding goes through in turn
+  int64_t
+      uncached;  // bytes that no cache holds: decoding goes through copies of weights and banks that add up
 };
 
 struct Operation {

@@ -55,7 +55,7 @@ void run(const Operation& operation, Ceilings& ceilings) {
 int main(int argc, char** argv) {
   duokv::ops::Device* device = duokv::test::device();
   Ceilings ceilings(device);
-  for (const Operation& operation : operations(device, {2048, 32768, 48})) {
+  for (const Operation& operation : operations(device, {2048, 32768, int64_t{256} << 20})) {
     const bool wanted = argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char* part) {
                           return operation.name.find(part) != std::string::npos;
                         });

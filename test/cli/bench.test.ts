@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
@@ -10,9 +10,11 @@ interface Result {
   measure: string;
   design: string;
   route: string | null;
+  batch: number;
   medianMs: number;
   minMs: number;
   rawMs: number[];
+  readGbytes?: number[];
 }
 interface Report {
   machine: { cpu: string; duokv: string; node: string };
@@ -49,6 +51,46 @@ describe('duokv bench', () => {
       assert.equal(minMs, Math.min(...rawMs));
       assert.equal(medianMs, ((rawMs[0] as number) + (rawMs[1] as number)) / 2);
     }
+  });
+
+  it('decodes several batches by turns and asks between the turns how fast memory is read', async () => {
+    const program = join(directory, 'rate');
+    const asked = join(directory, 'asked');
+    const says = (text: string) =>
+      writeFile(
+        program,
+        `#!${process.execPath}
+         const { appendFileSync } = require('node:fs');
+         require('node:readline').createInterface({ input: process.stdin }).on('line', () => {
+           appendFileSync(${JSON.stringify(asked)}, '.');
+           console.log(${text});
+         });`,
+        { mode: 0o755 },
+      );
+    const args = ['bench', '--designs', 'local-history-tiny,gqa2-tiny', '--measure', 'decode,prefill'];
+    args.push('--routes', 'exact', '--batch', '1,3', ...SMALL, '--steps', '6', '--read-rate', program);
+    // 20 and 30 GB/s by turns: two samples in each repetition of 6 steps.
+    await says('(globalThis.count = (globalThis.count ?? 0) + 1) % 2 ? 20 : 30');
+    const { results } = await duokvJson<Report>(args);
+    assert.deepEqual(
+      results.map(({ measure, design, batch, rawMs }) => [measure, design, batch, rawMs.length]),
+      ['local-history-tiny', 'gqa2-tiny'].flatMap((design) =>
+        [1, 3].flatMap((batch) => [
+          ['prefill', design, batch, 2],
+          ['decode', design, batch, 2],
+        ]),
+      ),
+    );
+    for (const { measure, readGbytes } of results)
+      assert.deepEqual(readGbytes?.map(Math.round), measure === 'decode' ? [24, 24] : undefined);
+    assert.equal((await readFile(asked, 'utf8')).length, 6);
+
+    await says('"fast"');
+    await duokvFails(args, 1, /--read-rate .*rate: "fast" is no rate in GB\/s/);
+    await says('process.exit(3)');
+    await duokvFails(args, 1, /--read-rate .*rate: it ended with 3/);
+    await duokvFails([...args, '--read-rate', join(directory, 'none')], 1, /--read-rate .*none: .*ENOENT/);
+    await duokvFails([...args, '--batch', '1,0'], 2, /--batch <rows>.* Expected a positive integer/);
   });
 
   it('calls a peer with the same work in the same rounds', async () => {

@@ -1,0 +1,164 @@
+// What `duokv bench` times.
+
+import type { Device } from '../device.js';
+import { Model } from '../model.js';
+import type { PrecisionName } from '../native.js';
+import type { Session } from '../session.js';
+import { presetConfig } from './model-config.js';
+import { syntheticTokens } from './synthetic-tokens.js';
+
+export const MEASUREMENTS = ['prefill', 'decode', 'request', 'train'] as const;
+export type Measurement = (typeof MEASUREMENTS)[number];
+
+/** One line of the table. */
+export interface Case {
+  readonly engine: 'duokv' | 'peer';
+  readonly measure: Measurement;
+  readonly design: string;
+  readonly route: string | null;
+  readonly batch: number;
+}
+
+/** What is repeated in one go: gives the milliseconds of each case, set-up not included. */
+export interface Work {
+  readonly cases: readonly Case[];
+  run(signal: AbortSignal): Promise<number[]>;
+}
+
+export interface WorkOptions {
+  designs: readonly string[];
+  measure: readonly Measurement[];
+  routes: readonly string[];
+  batch: readonly number[];
+  length: number;
+  trainLength: number;
+  steps: number;
+  precision: PrecisionName;
+}
+
+/** Decode steps of one case before the next one's. */
+const STEPS_IN_TURN = 4;
+
+async function timed(work: () => Promise<unknown>): Promise<number> {
+  const began = performance.now();
+  await work();
+  return performance.now() - began;
+}
+
+/** `rows` rows of tokens that use the whole vocabulary, with the next token as target. */
+function syntheticBatch(rows: number, length: number, vocab: number) {
+  const documentIds = BigInt64Array.from({ length: rows * length }, (_, index) =>
+    BigInt(Math.floor(index / length)),
+  );
+  return {
+    rows,
+    tokens: syntheticTokens(rows * length, vocab),
+    documentIds,
+    targets: syntheticTokens(rows * length, vocab, 1),
+    targetDocumentIds: documentIds,
+  };
+}
+
+interface Decoding {
+  readonly session: Session;
+  readonly prompt: Int32Array;
+  readonly tokens: Int32Array;
+}
+
+/**
+ * Steps of all cases by turns, a few at a time: what else the machine does changes within seconds, and so touches all of them.
+ * `beforeTurns` is awaited before every turn of the first one.
+ */
+function decodeWork(
+  decoding: readonly (Decoding & { case: Case })[],
+  steps: number,
+  beforeTurns: (signal: AbortSignal) => Promise<void>,
+): Work {
+  return {
+    cases: decoding.map((given) => given.case),
+    async run(signal) {
+      for (const { session, prompt } of decoding) {
+        await session.reset();
+        await session.prefill({ tokens: prompt }, { signal });
+      }
+      const total = decoding.map(() => 0);
+      for (let done = 0; done < steps; done += STEPS_IN_TURN) {
+        await beforeTurns(signal);
+        const count = Math.min(STEPS_IN_TURN, steps - done);
+        for (let turn = 0; turn < decoding.length; turn++) {
+          const index = (turn + done / STEPS_IN_TURN) % decoding.length;
+          const { session, tokens } = decoding[index] as Decoding;
+          total[index] += await timed(async () => {
+            for (let step = 0; step < count; step++) await session.decode({ tokens }, { signal });
+          });
+        }
+      }
+      return total.map((ms) => ms / steps);
+    },
+  };
+}
+
+/**
+ * The work asked for, and its cases by design, batch and measure. The cases of a design share a model, and training has one of
+ * its own so that packed serving weights stay. Everything here lives until the device closes.
+ */
+export async function prepareWork(
+  device: Device,
+  options: WorkOptions,
+  beforeTurns: (signal: AbortSignal) => Promise<void>,
+): Promise<{ works: Work[]; cases: Case[]; parameters: Map<string, number> }> {
+  const { length, precision, steps, trainLength, measure, routes } = options;
+  const works: Work[] = [];
+  const cases: Case[] = [];
+  const decoding: (Decoding & { case: Case })[] = [];
+  const parameters = new Map<string, number>();
+  for (const design of options.designs) {
+    const config = presetConfig(design);
+    const model = await Model.create(device, config, { seed: 0 });
+    parameters.set(design, model.parameterCount);
+    const trained = measure.includes('train') ? await Model.create(device, config, { seed: 0 }) : undefined;
+    const trainer = trained?.trainer({ precision, microbatch: 1 });
+    for (const batch of options.batch) {
+      const { tokens: prompt } = syntheticBatch(batch, length, config.vocab);
+      const tokens = prompt.slice(0, batch);
+      const add = (what: Measurement, route: string | null): Case => {
+        const made = { engine: 'duokv', measure: what, design, route, batch } as const;
+        cases.push(made);
+        return made;
+      };
+      const alone = (made: Case, run: (signal: AbortSignal) => Promise<number>) =>
+        works.push({ cases: [made], run: async (signal) => [await run(signal)] });
+      if (measure.includes('prefill')) {
+        const session = model.session({ batch, capacity: length, precision });
+        for (const route of routes) {
+          alone(add('prefill', route), async (signal) => {
+            await session.reset();
+            return timed(() => session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal }));
+          });
+        }
+      }
+      if (measure.includes('decode')) {
+        const session = model.session({ batch, capacity: length + steps, precision });
+        decoding.push({ session, prompt, tokens, case: add('decode', null) });
+      }
+      if (measure.includes('request')) {
+        const session = model.session({ batch, capacity: length + steps, precision });
+        for (const route of routes) {
+          alone(add('request', route), async (signal) => {
+            await session.reset();
+            return timed(async () => {
+              await session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal });
+              for (let step = 0; step < steps; step++) await session.decode({ tokens }, { signal });
+            });
+          });
+        }
+      }
+      if (trainer !== undefined) {
+        const trainingBatch = syntheticBatch(batch, trainLength, config.vocab);
+        alone(add('train', null), (signal) => timed(() => trainer.step(trainingBatch, { signal })));
+      }
+    }
+  }
+  if (decoding.length > 0) works.push(decodeWork(decoding, steps, beforeTurns));
+  return { works, cases, parameters };
+}
