@@ -92,13 +92,13 @@ function ownJob(given: OwnCase): Job {
 /** Everything the targets ask of duokv under one precision policy. */
 export function ownJobs(precision: string): Job[] {
   return [
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'] }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], repetitions: 5 }),
     // The prompt of 8 rows takes longer than everything that is timed.
     ownJob({ precision, measure: ['decode'], batch: [1, 8] }),
     ownJob({ precision, measure: ['decode'], batch: [1, 8], length: SHORT, repetitions: 4 }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: SHORT }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024 }),
-    ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN] }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: SHORT, repetitions: 9 }),
+    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024, repetitions: 5 }),
+    ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN], repetitions: 4 }),
     ownJob({ precision, measure: ['request'], designs: [MAIN, RIVAL], repetitions: 3 }),
     ownJob({ precision, measure: ['train'], repetitions: 1 }),
     ownJob({ precision, measure: ['train'], length: 1024, repetitions: 1 }),
