@@ -86,11 +86,12 @@ export async function operationsSection(
     `## Operations with ${isa}`,
     '',
     `Record ${link}, ${record.date.slice(0, 10)}: ${machineLine(record.machine)}. Made by \`${record.command}\`. The share is ` +
-      "the roofline's time over the median: FP32 multiply-adds from registers and reading memory, sampled between the calls.",
+      "the roofline's time over the median: FP32 multiply-adds from registers, twice as many in BF16 where the processor has " +
+      'instructions for pairs, and reading memory, sampled between the calls.',
     '',
     await draw(
       `roofline-${isa.toLowerCase()}`,
-      `Share of the FP32 roofline, ${isa}`,
+      `Share of the roofline, ${isa}`,
       bars(shares, 'share of the roofline'),
     ),
     '',

@@ -81,14 +81,21 @@ async function inTurn(directory: string, save: () => Promise<void>): Promise<voi
   }
 }
 
-/** Creates the directory and those above it that are missing, and lists those in `created`, the deepest first. */
-async function create(directory: string, created: string[]): Promise<void> {
+/**
+ * Creates the directory and those above it that are missing, and lists those in `created`, the deepest first. Node's recursive
+ * `mkdir` never ends where a file system has no directories to give (/proc).
+ */
+export async function makeDirectories(directory: string, created: string[] = []): Promise<void> {
   const missing: string[] = [];
   for (let path = directory; (await unless(['ENOENT'], stat(path))) === undefined; path = dirname(path))
     missing.push(path);
   for (const path of missing.reverse()) {
-    // Recursive only so that one that another process has just made is no error.
-    if ((await mkdir(path, { recursive: true })) !== undefined) created.unshift(path);
+    // Another process may have just made it.
+    const made = await unless(
+      ['EEXIST'],
+      mkdir(path).then(() => true),
+    );
+    if (made) created.unshift(path);
   }
 }
 
@@ -138,7 +145,7 @@ async function replaceFilesNow(
   const created: string[] = [];
   const staging = join(directory, `${STAGING}${hostname()}.${process.pid}.${randomBytes(6).toString('hex')}`);
   try {
-    await create(directory, created);
+    await makeDirectories(directory, created);
     await removeAbandoned(directory);
     await mkdir(staging);
     await write(staging);

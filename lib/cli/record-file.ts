@@ -1,7 +1,7 @@
 import { existsSync } from 'node:fs';
-import { mkdir } from 'node:fs/promises';
 import { dirname } from 'node:path';
 
+import { makeDirectories } from '../directory.js';
 import { checkReplaceable, replaceFile } from '../replace-file.js';
 import { UsageError } from './run.js';
 
@@ -18,7 +18,7 @@ export class RecordFile {
   /** Errors: `UsageError` where no record can be written, found before anything is measured for it. */
   static async open(path: string): Promise<RecordFile> {
     try {
-      await mkdir(dirname(path), { recursive: true });
+      await makeDirectories(dirname(path));
       await checkReplaceable(path);
     } catch (error) {
       throw new UsageError(`--out ${path}: ${(error as Error).message}`);

@@ -1,8 +1,9 @@
-import { appendFile, mkdir, readFile, rm, stat } from 'node:fs/promises';
+import { appendFile, readFile, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { readJson, writeJson } from '../checkpoint.js';
 import { saveTokenizer, type Tokenizer } from '../data/tokenizer.js';
+import { makeDirectories } from '../directory.js';
 import { DuokvError } from '../errors.js';
 import { replaceFile } from '../replace-file.js';
 import type { Trainer } from '../trainer.js';
@@ -93,7 +94,7 @@ export class RunFolder<Settings extends object> {
   ): Promise<RunFolder<Settings>> {
     if (writes) {
       await RunFolder.check(path);
-      await mkdir(path, { recursive: true });
+      await makeDirectories(path);
     }
     const folder = new RunFolder(path, settings, writes);
     await trainer.save(folder.checkpoint);

@@ -372,7 +372,7 @@ export function trainCommand(): Command {
       positiveInteger,
     )
     .option('--recompute', 'rerun each layer in the backward pass: less memory, the same bits, slower')
-    .option('--updates <count>', 'optimiser updates (default: one pass over the text)', positiveInteger)
+    .option('--updates <count>', 'optimiser updates (default: all that --epochs allow)', positiveInteger)
     .option('--epochs <count>', 'passes over the text that updates may use', positiveInteger, 1)
     .option(
       '--lr <rate>',

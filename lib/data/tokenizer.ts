@@ -1,8 +1,9 @@
-import { mkdir, readFile } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { Tokenizer as HuggingFaceTokenizer } from 'tokenizers';
 
+import { makeDirectories } from '../directory.js';
 import { DuokvError } from '../errors.js';
 import { replaceFile } from '../replace-file.js';
 
@@ -220,7 +221,7 @@ function tokenName(json: string, id: number): string {
 
 /** Stores the tokenizer beside a checkpoint, as Hugging Face does: `tokenizer.json` and `tokenizer_config.json`. */
 export async function saveTokenizer(directory: string, tokenizer: Tokenizer): Promise<void> {
-  await mkdir(directory, { recursive: true });
+  await makeDirectories(directory);
   const config = {
     tokenizer_class: 'PreTrainedTokenizerFast',
     bos_token: tokenName(tokenizer.json, tokenizer.bos),

@@ -9,6 +9,7 @@
 
 #include "bench/ceilings.h"
 #include "bench/operations.h"
+#include "cpu/bf16.h"
 #include "test/harness.h"
 
 namespace {
@@ -39,6 +40,8 @@ void run(const Operation& operation, Ceilings& ceilings) {
   std::vector<double> sorted = times;
   std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
   const double median = sorted[sorted.size() / 2] * 1e-3;
+  // Instructions for pairs of BF16 values do twice the operations.
+  if (operation.mode == "bf16" && duokv::cpu::has_bf16_dot()) flops *= 2;
   const double roof = std::max(operation.flops / flops, operation.bytes / read);
   std::printf("{\"operation\":\"%s\",\"mode\":\"%s\",\"gflops\":%.2f,\"gbytes\":%.2f,",
               operation.name.c_str(), operation.mode.c_str(), operation.flops / median * 1e-9,

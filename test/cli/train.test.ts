@@ -232,6 +232,8 @@ describe('duokv train', () => {
       await duokvFails(['train', text, ...preset, '--out', path], 1, /ERR_ARGUMENT: --out .*is not a folder/);
     }
     await rm(file);
+    // Where no folder can be made.
+    await duokvFails(['train', text, ...preset, '--out', '/proc/duokv/run'], 1, /mkdir '\/proc\/duokv'/);
     await duokvFails(
       ['train', join(directory, 'absent'), ...preset, '--out', out],
       1,
