@@ -67,7 +67,7 @@ interface Decoding {
 
 /**
  * Steps of all cases by turns, a few at a time: what else the machine does changes within seconds, and so touches all of them.
- * `beforeTurns` is awaited before every turn of the first one.
+ * `beforeTurns` is awaited whenever all have had as many.
  */
 function decodeWork(
   decoding: readonly (Decoding & { case: Case })[],

@@ -121,6 +121,7 @@ export function benchCommand(): Command {
     const { works, cases, parameters } = await prepareWork(device, options, async () => {
       if (reader !== undefined) rates.push(await reader.sample());
     });
+    const peerOf = new Map<Case, Case>();
     if (peerScript !== undefined && options.peers) {
       const { threads } = device.info();
       for (const ours of [...cases]) {
@@ -128,8 +129,10 @@ export function benchCommand(): Command {
           ...options,
           peerScript,
         });
+        const [theirs] = peer.cases as [Case];
+        peerOf.set(ours, theirs);
         works.push(peer);
-        cases.push(...peer.cases);
+        cases.push(theirs);
       }
     }
     const raw = new Map(cases.map((timed): [Case, number[]] => [timed, []]));
@@ -151,7 +154,7 @@ export function benchCommand(): Command {
         }
       }
     });
-    const results = cases.map((timed) => {
+    const resultOf = (timed: Case) => {
       const rawMs = raw.get(timed) as number[];
       const rate = readGbytes.get(timed) as number[];
       return {
@@ -161,16 +164,7 @@ export function benchCommand(): Command {
         rawMs,
         ...(rate.length > 0 && { readGbytes: rate }),
       };
-    });
-    const peerOf = (ours: Case) =>
-      results.find(
-        ({ engine, measure, design, route, batch }) =>
-          engine === 'peer' &&
-          measure === ours.measure &&
-          design === ours.design &&
-          route === ours.route &&
-          batch === ours.batch,
-      );
+    };
     print(
       formatTable(
         [
@@ -178,10 +172,12 @@ export function benchCommand(): Command {
           ...(reader ? ['memory GB/s'] : []),
           ...(options.peers ? ['peer ms', 'peer / duokv'] : []),
         ],
-        results
+        cases
           .filter(({ engine }) => engine === 'duokv')
-          .map((result) => {
-            const peer = peerOf(result);
+          .map((timed) => {
+            const result = resultOf(timed);
+            const theirs = peerOf.get(timed);
+            const peer = theirs && resultOf(theirs);
             const columns = [result.measure, result.design, result.route ?? '–', String(result.batch)];
             columns.push(result.medianMs.toFixed(2), result.minMs.toFixed(2));
             if (reader) columns.push(result.readGbytes ? median(result.readGbytes).toFixed(1) : '–');
@@ -197,7 +193,7 @@ export function benchCommand(): Command {
       device: device.info(),
       precision,
       ...{ length, trainLength, steps, rounds },
-      results,
+      results: cases.map(resultOf),
       peakResidentBytes: process.resourceUsage().maxRSS * 1024,
     };
   });
