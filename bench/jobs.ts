@@ -20,11 +20,6 @@ export const RIVAL = 'gqa4-cla2';
 export const PLAIN = 'independent';
 
 const cli = fileURLToPath(new URL('../dist/cli/main.js', import.meta.url));
-const native = (program: string) => fileURLToPath(new URL(`../build/cmake/${program}`, import.meta.url));
-/** Samples both ceilings. */
-export const ceilingsProgram = native('ceilings_bench');
-/** Samples one as often as it is asked. */
-const rateProgram = native('read_rate_bench');
 
 /** What a record adds to the machine: the CPU device's threads and vector instructions. */
 export async function describeDevice(): Promise<{ threads: number; isa: string }> {
@@ -53,16 +48,16 @@ interface OwnResult {
   readGbytes?: number[];
 }
 
-function ownJob(given: OwnCase): Job {
+/** `rateProgram`: read_rate_bench. */
+function ownJob(given: OwnCase, rateProgram: string): Job {
   const { precision, measure, designs = [MAIN], routes = ['exact'], batch = [1], repetitions = 2 } = given;
   const isTraining = measure.includes('train');
   const length = given.length ?? (isTraining ? WINDOW : PROMPT);
   const steps = measure.includes('request') ? STEPS.request : STEPS.decode;
   const preset = (design: string) => `${design}-126m`;
+  const shape = `${batch.join('+')}x${length}`;
   return {
-    name: ['duokv', precision, measure.join('+'), designs.join('+'), `${batch.join('+')}x${length}`].join(
-      ' ',
-    ),
+    name: ['duokv', precision, measure.join('+'), designs.join('+'), shape].join(' '),
     async run(signal) {
       const args = ['--designs', designs.map(preset).join(','), '--measure', measure.join(',')];
       args.push('--precision', precision, '--routes', routes.join(','), '--batch', batch.join(','));
@@ -70,9 +65,7 @@ function ownJob(given: OwnCase): Job {
       if (measure.includes('decode')) args.push('--read-rate', rateProgram);
       args.push('--steps', String(steps), '--rounds', String(repetitions));
       const { lines, peakBytes } = await run(process.execPath, [cli, 'bench', '--json', ...args], { signal });
-      const { results } = JSON.parse(lines.join('')) as {
-        results: OwnResult[];
-      };
+      const { results } = JSON.parse(lines.join('')) as { results: OwnResult[] };
       return results.map((result) => ({
         engine: 'duokv',
         precision,
@@ -90,18 +83,19 @@ function ownJob(given: OwnCase): Job {
 }
 
 /** Everything the targets ask of duokv under one precision policy. */
-export function ownJobs(precision: string): Job[] {
+export function ownJobs(precision: string, rateProgram: string): Job[] {
+  const job = (given: Omit<OwnCase, 'precision'>) => ownJob({ precision, ...given }, rateProgram);
   return [
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], repetitions: 5 }),
+    job({ measure: ['prefill'], routes: ['exact', 'full'], repetitions: 5 }),
     // The prompt of 8 rows takes longer than everything that is timed.
-    ownJob({ precision, measure: ['decode'], batch: [1, 8] }),
-    ownJob({ precision, measure: ['decode'], batch: [1, 8], length: SHORT, repetitions: 4 }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: SHORT, repetitions: 9 }),
-    ownJob({ precision, measure: ['prefill'], routes: ['exact', 'full'], length: 1024, repetitions: 5 }),
-    ownJob({ precision, measure: ['prefill', 'decode'], designs: [PLAIN], repetitions: 4 }),
-    ownJob({ precision, measure: ['request'], designs: [MAIN, RIVAL], repetitions: 3 }),
-    ownJob({ precision, measure: ['train'], repetitions: 1 }),
-    ownJob({ precision, measure: ['train'], length: 1024, repetitions: 1 }),
-    ownJob({ precision, measure: ['train'], length: SHORT, repetitions: 1 }),
+    job({ measure: ['decode'], batch: [1, 8] }),
+    job({ measure: ['decode'], batch: [1, 8], length: SHORT, repetitions: 4 }),
+    job({ measure: ['prefill'], routes: ['exact', 'full'], length: SHORT, repetitions: 9 }),
+    job({ measure: ['prefill'], routes: ['exact', 'full'], length: 1024, repetitions: 5 }),
+    job({ measure: ['prefill', 'decode'], designs: [PLAIN], repetitions: 4 }),
+    job({ measure: ['request'], designs: [MAIN, RIVAL], repetitions: 3 }),
+    job({ measure: ['train'], repetitions: 1 }),
+    job({ measure: ['train'], length: 1024, repetitions: 1 }),
+    job({ measure: ['train'], length: SHORT, repetitions: 1 }),
   ];
 }

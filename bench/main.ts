@@ -9,25 +9,14 @@
 // docs/performance.md.
 
 import { existsSync, readFileSync } from 'node:fs';
-import { fileURLToPath } from 'node:url';
 
 import { PRECISIONS } from '../lib/arguments.js';
 import { describeMachine } from '../lib/cli/version.js';
 import type { PrecisionName } from '../lib/native.js';
 import { openRecord, parseFlags, refuse } from './flags.js';
-import {
-  ceilingsProgram,
-  describeDevice,
-  type Job,
-  MAIN,
-  ownJobs,
-  PLAIN,
-  PROMPT,
-  STEPS,
-  WINDOW,
-} from './jobs.js';
+import { describeDevice, type Job, MAIN, ownJobs, PLAIN, PROMPT, STEPS, WINDOW } from './jobs.js';
 import { llamaJob, type PeerType, prepareLlama, torchJob } from './peers.js';
-import { run } from './processes.js';
+import { buildProgram, run } from './processes.js';
 import { type CampaignRecord, type CeilingSamples, type Result, sameWhat } from './record.js';
 import { targetRows } from './targets.js';
 
@@ -76,8 +65,8 @@ const controller = new AbortController();
 for (const name of ['SIGINT', 'SIGTERM']) process.once(name, () => controller.abort());
 
 const device = await describeDevice();
-const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
-await run('cmake', ['--build', build, '--target', 'ceilings_bench', 'read_rate_bench']);
+const ceilingsProgram = await buildProgram('ceilings_bench');
+const rateProgram = await buildProgram('read_rate_bench');
 
 async function peerJobs(): Promise<Job[]> {
   const { python, 'torch-script': torch, 'llama-script': llama, 'gguf-script': gguf } = flags;
@@ -101,9 +90,10 @@ async function peerJobs(): Promise<Job[]> {
   return jobs;
 }
 
-const jobs = [...flags.precisions.split(',').flatMap(ownJobs), ...(await peerJobs())].filter(({ name }) =>
-  name.includes(flags.only),
-);
+const jobs = [
+  ...flags.precisions.split(',').flatMap((precision) => ownJobs(precision, rateProgram)),
+  ...(await peerJobs()),
+].filter(({ name }) => name.includes(flags.only));
 if (jobs.length === 0) refuse(`--only ${flags.only}: no job's name has that in it`);
 
 const out = flags.resume ?? flags.out;

@@ -2,20 +2,17 @@
 //
 //   npm run bench:operations -- [--only TEXT] [--out bench/records/operations.json]
 
-import { fileURLToPath } from 'node:url';
-
 import { describeMachine } from '../lib/cli/version.js';
 import { openRecord, parseFlags } from './flags.js';
 import { describeDevice } from './jobs.js';
-import { run } from './processes.js';
+import { buildProgram, run } from './processes.js';
 import type { OperationsRecord, OperationTimes } from './record.js';
 
 const flags = parseFlags({ only: { type: 'string' }, out: { type: 'string' } });
 const file = await openRecord(flags.out);
 
-const build = fileURLToPath(new URL('../build/cmake', import.meta.url));
-await run('cmake', ['--build', build, '--target', 'operations_bench']);
-const { lines } = await run(`${build}/operations_bench`, flags.only === undefined ? [] : [flags.only]);
+const program = await buildProgram('operations_bench');
+const { lines } = await run(program, flags.only === undefined ? [] : [flags.only]);
 const record: OperationsRecord = {
   campaign: 'operations',
   command: `npm run bench:operations${flags.only === undefined ? '' : ` -- --only '${flags.only}'`}`,

@@ -2,6 +2,8 @@
 
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 
 export interface Ended {
   /** Lines of stdout. */
@@ -69,4 +71,12 @@ export async function run(command: string, args: string[], options: RunOptions =
     signal?.removeEventListener('abort', onAbort);
   }
   return { lines: lines(), peakBytes, stopped };
+}
+
+const native = fileURLToPath(new URL('../build/cmake', import.meta.url));
+
+/** Builds a program of native/bench; its path. */
+export async function buildProgram(name: string): Promise<string> {
+  await run('cmake', ['--build', native, '--target', name]);
+  return join(native, name);
 }

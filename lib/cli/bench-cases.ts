@@ -60,6 +60,7 @@ function syntheticBatch(rows: number, length: number, vocab: number) {
 }
 
 interface Decoding {
+  readonly case: Case;
   readonly session: Session;
   readonly prompt: Int32Array;
   readonly tokens: Int32Array;
@@ -70,7 +71,7 @@ interface Decoding {
  * `beforeTurns` is awaited whenever all have had as many.
  */
 function decodeWork(
-  decoding: readonly (Decoding & { case: Case })[],
+  decoding: readonly Decoding[],
   steps: number,
   beforeTurns: (signal: AbortSignal) => Promise<void>,
 ): Work {
@@ -110,7 +111,7 @@ export async function prepareWork(
   const { length, precision, steps, trainLength, measure, routes } = options;
   const works: Work[] = [];
   const cases: Case[] = [];
-  const decoding: (Decoding & { case: Case })[] = [];
+  const decoding: Decoding[] = [];
   const parameters = new Map<string, number>();
   for (const design of options.designs) {
     const config = presetConfig(design);

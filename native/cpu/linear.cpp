@@ -28,7 +28,8 @@ void multiply_once(Device& device, int64_t m, const MatrixView& a, const MatrixV
 }
 
 // Served weights, which are kept packed: one job for all of them, as a few rows leave little to do for each.
-void multiply_served(Device& device, const ops::LinearArgs& args, const float* x, float* activation) {
+// Returns whether `activation` is computed.
+bool multiply_served(Device& device, const ops::LinearArgs& args, const float* x, float* activation) {
   const int64_t m = args.m, k = args.w[0].k;
   std::array<Product, kMostProducts> products;
   int64_t n = 0;
@@ -43,11 +44,12 @@ void multiply_served(Device& device, const ops::LinearArgs& args, const float* x
     n += w.n;
   }
   const int64_t bytes = workspace_bytes(device, products[0].b.kernel, m, k, n, args.round_output);
-  multiply(device, std::span(products).first(args.count), activation,
-           {device.shared_scratch.take<char>(bytes), static_cast<size_t>(bytes)});
+  return multiply(device, std::span(products).first(args.count), activation,
+                  {device.shared_scratch.take<char>(bytes), static_cast<size_t>(bytes)});
 }
 
-void multiply_all(Device& device, const ops::LinearArgs& args, const float* x, float* activation) {
+// The same for any weights.
+bool multiply_all(Device& device, const ops::LinearArgs& args, const float* x, float* activation) {
   if (std::all_of(args.w, args.w + args.count, [](const ops::Weight& w) { return w.packs != nullptr; }))
     return multiply_served(device, args, x, activation);
   for (int32_t i = 0; i < args.count; ++i) {
@@ -55,8 +57,7 @@ void multiply_all(Device& device, const ops::LinearArgs& args, const float* x, f
     multiply_once(device, args.m, {x, w.k, false}, {w.data, w.k, true}, w.k, w.n, args.y[i],
                   args.residual != nullptr, args.round_output, args.mode);
   }
-  if (activation)
-    swiglu(device.pool, args.y[0], args.count > 1 ? args.y[1] : nullptr, args.m * args.w[0].n, activation);
+  return false;
 }
 
 }  // namespace
@@ -87,7 +88,9 @@ Status linear_activated(Device* device, const ops::LinearArgs* args, float* acti
     }
     if (args->residual && args->residual != args->y[0])
       copy_values(device->pool, args->residual, m * args->w[0].n, args->y[0]);
-    multiply_all(*device, *args, x, activation);
+    const bool activated = multiply_all(*device, *args, x, activation);
+    if (activation && !activated)
+      swiglu(device->pool, args->y[0], args->count > 1 ? args->y[1] : nullptr, m * args->w[0].n, activation);
   });
 }
 

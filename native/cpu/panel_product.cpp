@@ -501,7 +501,7 @@ int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, i
   return Chunks(device.pool.threads(), m, k, n, 1).packing == Packing::Together ? round_up(m * k * 4, 64) : 0;
 }
 
-void panel_products(ops::Device& device, std::span<const PanelProduct> products, float* activation,
+bool panel_products(ops::Device& device, std::span<const PanelProduct> products, float* activation,
                     void* workspace) {
   const PanelProduct& first = products[0];
   // Panels that are read together are streams, which turns of two matrices would cut short.
@@ -526,10 +526,7 @@ void panel_products(ops::Device& device, std::span<const PanelProduct> products,
       job.multiply(index, -1, job.packed, job.scratch_of(worker));
     });
   }
-  if (activation && apart) {
-    const float* up = products.size() > 1 ? products[1].c : nullptr;
-    swiglu(device.pool, first.c, up, first.m * first.b.n, activation);
-  }
+  return job.activation != nullptr;
 }
 
 }  // namespace duokv::cpu

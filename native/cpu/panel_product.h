@@ -53,10 +53,11 @@ int64_t panel_workspace_bytes(const ops::Device& device, int64_t m, int64_t k, i
 
 inline constexpr size_t kMostProducts = 3;
 
-// Up to kMostProducts products of one A, whose right operands have one depth and dtype. `activation`: null,
-// or silu(first product) · second one, or of one product silu(it), [m, n]. Uses the worker scratch;
-// `workspace` is 64-byte aligned.
-void panel_products(ops::Device& device, std::span<const PanelProduct> products, float* activation,
+// Up to kMostProducts products of one A, whose right operands have one depth and dtype. Returns whether it
+// has computed `activation` too, [m, n]: silu(first product) · second one, or silu of the only one. That is
+// left to the caller where it is null or another pass is faster. Uses the worker scratch; `workspace` is
+// 64-byte aligned.
+bool panel_products(ops::Device& device, std::span<const PanelProduct> products, float* activation,
                     void* workspace);
 
 }  // namespace duokv::cpu

@@ -80,7 +80,7 @@ void multiply(ops::Device& device, const Product& p, std::span<char> workspace) 
   multiply(device, std::span(&p, 1), nullptr, workspace);
 }
 
-void multiply(ops::Device& device, std::span<const Product> products, float* activation,
+bool multiply(ops::Device& device, std::span<const Product> products, float* activation,
               std::span<char> workspace) {
   const Product& first = products[0];
   int64_t n = 0;
@@ -93,18 +93,14 @@ void multiply(ops::Device& device, std::span<const Product> products, float* act
                            std::to_string(workspace.size()));
   if (first.b.kernel == ProductKernel::OneDnn) {
     for (const Product& p : products) multiply_onednn(device, p, workspace.data());
-    if (activation) {
-      swiglu(device.pool, first.c, products.size() > 1 ? products[1].c : nullptr, first.m * first.b.panels.n,
-             activation);
-    }
-    return;
+    return false;
   }
   std::array<PanelProduct, kMostProducts> panels;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
     panels[i] = {p.m, p.a, p.b.panels, p.c, p.accumulate, p.round_output};
   }
-  panel_products(device, std::span(panels).first(products.size()), activation, workspace.data());
+  return panel_products(device, std::span(panels).first(products.size()), activation, workspace.data());
 }
 
 }  // namespace duokv::cpu

@@ -48,8 +48,8 @@ struct Product {
 // Uses the worker scratch; `workspace` is 64-byte aligned and of at least workspace_bytes.
 void multiply(ops::Device& device, const Product& product, std::span<char> workspace);
 // Up to kMostProducts products of one A, whose right operands have one kernel, depth and dtype.
-// `activation`: as panel_products says.
-void multiply(ops::Device& device, std::span<const Product> products, float* activation,
+// `activation` and the result: as panel_products says.
+bool multiply(ops::Device& device, std::span<const Product> products, float* activation,
               std::span<char> workspace);
 
 }  // namespace duokv::cpu
