@@ -1,5 +1,7 @@
 #include "cpu/attention.h"
 
+#include <cmath>
+
 #include "cpu/device.h"
 #include "cpu/operations.h"
 
@@ -22,6 +24,7 @@ void check_attention(const ops::AttentionArgs& args) {
   require(args.batch >= 0 && args.queries >= 0, "attention: batch or queries is negative");
   require(args.head_dim > 0 && args.kv_heads > 0 && args.query_heads > 0, "attention: an empty head");
   require(args.query_heads % args.kv_heads == 0, "attention: query_heads is not a multiple of kv_heads");
+  require(args.scale > 0 && std::isfinite(args.scale), "attention: scale is not above 0");
   require(args.bank_count == 1 || args.bank_count == 2, "attention: bank_count is neither 1 nor 2");
   for (int32_t bank = 0; bank < args.bank_count; ++bank) {
     require(args.banks[bank].window >= 0, "attention: a window is negative");

@@ -33,6 +33,12 @@ inline Span unite(Span a, Span b) {
 // Tiles and accumulators hold head dimensions padded with zeros to a multiple of every vector length.
 inline constexpr int64_t kPadding = 16;
 
+// A row's running softmax: the largest score so far, and Σ exp(score - max). While a bank's keys are gone
+// through, `max` is the largest product of query and key, of which a score is scale times and the bias more.
+struct Running {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0;
+};
+
 // The arguments with what every route derives from them.
 struct AttentionCall {
   explicit AttentionCall(const ops::AttentionArgs& arguments);
@@ -66,6 +72,10 @@ struct AttentionCall {
     const float* values = args.banks[bank].bias;
     return values ? values[row * args.queries + t] : 0.0f;
   }
+  // The running softmax of scores that one of products is; their weights are the same.
+  Running scores(Running products, float bias) const {
+    return {args.scale * products.max + bias, products.sum};
+  }
   // Where query t's first head of a KV head starts in q and out; its other heads follow.
   int64_t query_offset(int64_t row, int64_t t, int64_t kv_head) const {
     return ((row * args.queries + t) * args.query_heads + kv_head * group) * args.head_dim;
@@ -74,11 +84,6 @@ struct AttentionCall {
   int64_t lse_offset(int32_t bank, int64_t row, int64_t t, int64_t kv_head) const {
     return ((bank * args.batch + row) * args.queries + t) * args.query_heads + kv_head * group;
   }
-};
-
-// A row's running softmax: the largest score so far, and Σ exp(score - max).
-struct Running {
-  float max = -std::numeric_limits<float>::infinity(), sum = 0;
 };
 
 // Throws InvalidArgument.

@@ -126,9 +126,12 @@ void differentiate_scores(float* HWY_RESTRICT s, float* HWY_RESTRICT dp, int64_t
   const V scales = hn::Set(f, scale), biases = hn::Set(f, bias), lse = hn::Set(f, terms.lse);
   const int64_t lanes = lane_count();
   const V delta = hn::Set(f, terms.delta), factor = hn::Set(f, terms.factor), zero = hn::Zero(f);
+  const ExpScale base(1.0f);
   const auto differentiate = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
     V p[vectors];
-    exp_of_products(s + c, scales, biases, lse, p);
+    for (int v = 0; v < vectors; ++v)
+      p[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, s + c + v * lanes), scales, biases), lse);
+    exp_of_scaled(base, p);
     for (int v = 0; v < vectors; ++v) {
       const V product = hn::LoadU(f, dp + c + v * lanes);
       V ds = keep(hn::Mul(hn::Mul(p[v], hn::Sub(product, delta)), factor), zero);

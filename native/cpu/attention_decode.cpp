@@ -363,7 +363,7 @@ void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, 
                   const PieceSource<Entry>& keys, const PieceSource<Entry>& values,
                   const UnitScratch& scratch, float* sums, float* running, Ahead while_scoring,
                   Ahead while_adding) {
-  const int64_t origin = unit.span.begin / kPiece * kPiece, lanes = lane_count();
+  const int64_t origin = unit.span.begin / kPiece * kPiece;
   float* scores = scratch.scores;
   keys.for_runs(span, [&](int64_t p, int64_t count, const Entry* run) HWY_ATTR {
     score_run<kHeads>(queries, call.padded, run, keys.stride, count, scores + p - origin, while_scoring);
@@ -371,15 +371,15 @@ void stream_heads(const AttentionCall& call, const StreamUnit& unit, Span span, 
   });
   const Span columns{static_cast<int32_t>(span.begin - origin), static_cast<int32_t>(span.end - origin)};
   Span own[kHeads];
-  float biases[kHeads], factors[kRowLanes] = {};
   std::fill_n(own, kHeads, columns);
-  std::fill_n(biases, kHeads, bias);
-  Running state[kHeads];
-  softmax_block<T>(call, kHeads, columns, own, biases, scores, kPiece, state, factors);
-  for (int h = 0; h < kHeads; ++h) running[2 * h] = state[h].max, running[2 * h + 1] = state[h].sum;
-  const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
-  auto* weights = reinterpret_cast<T*>(scores);
-  pair_columns(scores + begin, kHeads, end - begin, kPiece, weights + begin / kStepValues<T>, kPiece);
+  float factors[kRowLanes] = {};
+  Running products[kHeads];
+  softmax_block<T>(call, kHeads, columns, own, scores, kPiece, products, factors);
+  for (int h = 0; h < kHeads; ++h) {
+    const Running state = call.scores(products[h], bias);
+    running[2 * h] = state.max, running[2 * h + 1] = state.sum;
+  }
+  const auto* weights = reinterpret_cast<const T*>(scores);
   add_span<kHeads>(weights, values, span, origin, scratch.zeros, sums, call.padded, while_adding);
 }
 

@@ -80,8 +80,7 @@ struct QueryUnit {
 // The state of a unit's rows in one bank.
 struct UnitPart {
   Span* spans;       // [rows] what each row sees
-  float* biases;     // [rows]
-  Running* running;  // [rows]
+  Running* running;  // [rows] of products
   float* sums;       // [rows, padded]
 };
 
@@ -96,7 +95,6 @@ struct UnitMemory {
     carve(scores, kMostBlockRows * kTile);
     for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
       carve(parts[bank].spans, rows);
-      carve(parts[bank].biases, rows);
       carve(parts[bank].running, rows);
       carve(parts[bank].sums, rows * call.padded);
     }
@@ -185,9 +183,8 @@ void attend_tile(const PackedBanks& packed, const QueryUnit& unit, int32_t bank,
                            Panels<T>{keys + begin * key_steps, key_steps}, end - begin, key_steps,
                            scores + begin, kTile);
     float factors[kRowLanes] = {};
-    softmax_block<T>(call, count, columns, own, part.biases + r0, scores, kTile, part.running + r0, factors);
-    T* weights = reinterpret_cast<T*>(scores);
-    pair_columns(scores + begin, count, end - begin, kTile, weights + begin / kStepValues<T>, kTile);
+    softmax_block<T>(call, count, columns, own, scores, kTile, part.running + r0, factors);
+    const T* weights = reinterpret_cast<const T*>(scores);
     // Pairs are of absolute positions; a partner that is not seen has no weight.
     const int64_t first = columns.begin / kStepValues<T>, last = ceil_div(columns.end, kStepValues<T>);
     same = same && columns.begin % kStepValues<T> == 0 && columns.end % kStepValues<T> == 0;
@@ -232,7 +229,6 @@ void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte*
     for (int64_t t = unit.begin, r = 0; t < unit.end; ++t, r += call.group) {
       const Span seen = call.visible(bank, unit.row, t);
       std::fill_n(part.spans + r, call.group, seen);
-      std::fill_n(part.biases + r, call.group, call.bias(bank, unit.row, t));
       all = unite(all, seen);
     }
     if (all.empty()) continue;
@@ -247,7 +243,8 @@ void attend_unit_as(const PackedBanks& packed, const QueryUnit& unit, std::byte*
     BankPart finished[2];
     for (int32_t bank = 0; bank < args.bank_count; ++bank) {
       const UnitPart& part = memory.parts[bank];
-      finished[bank] = {!part.spans[r].empty(), part.running[r], part.sums + r * call.padded};
+      const Running running = call.scores(part.running[r], call.bias(bank, unit.row, t));
+      finished[bank] = {!part.spans[r].empty(), running, part.sums + r * call.padded};
     }
     float* lse = args.lse ? args.lse + call.lse_offset(0, unit.row, t, unit.head) + head : nullptr;
     finish_query(finished, args.bank_count, head_dim,

@@ -197,27 +197,52 @@ inline constexpr int kExpVectors = 4;
 inline constexpr int kExpVectors = 1;
 #endif
 
-// exp(x) of kCount vectors for x <= 0, or a little above: within 2 ulp, 1 at 0, 0 below -87.3 and NaN for
-// NaN.
+// e^(scale · x) as 2^(x · factor): the factor, scale / ln 2, in two parts whose sum is exact enough for every
+// x, and the x whose power is zero. scale is above 0.
+struct ExpScale {
+  explicit HWY_INLINE ExpScale(float scale) {
+    const F f;
+    const double factor = static_cast<double>(scale) * 1.4426950408889634;
+    const auto first = static_cast<float>(factor);
+    high = hn::Set(f, first);
+    low = hn::Set(f, static_cast<float>(factor - static_cast<double>(first)));
+    least = hn::Set(f, -127.0f / first);
+  }
+  V high, low, least;
+};
+
+// The larger of x and `limit`, and NaN if x is.
+HWY_INLINE V no_less_than(V limit, V x) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Max(limit, x);
+#else
+  return hn::IfThenElse(hn::Lt(x, limit), limit, x);
+#endif
+}
+
+// e^(scale · x) of kCount vectors for scale · x <= 0, or a little above: within 2 ulp, 1 at 0, 0 below -87.7
+// and NaN for NaN.
 template <int kCount>
-HWY_INLINE void exp_of_scores(V (&x)[kCount]) {
+HWY_INLINE void exp_of_scaled(const ExpScale& scale, V (&x)[kCount]) {
   const F f;
   const I i;
-  // Minimax polynomial of (exp(r) - 1 - r) / r² on |r| <= ln(2)/2; relative error of exp 3.1e-9.
-  constexpr float kPolynomial[] = {
-      8.3687804183e-3f, 4.1668394215e-2f, 1.6666520108e-1f, 4.9999993412e-1f, 1.0f, 1.0f};
-  // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits.
-  const V magic = hn::Set(f, 12582912.0f);
+  // Minimax polynomial of (2^r - 1) / r on |r| <= 1/2; relative error of 2^r 3.0e-9.
+  constexpr float kPolynomial[] = {1.3390806e-3f, 9.618506e-3f, 5.55036e-2f,
+                                   2.4022648e-1f, 6.931472e-1f, 1.0f};
+  // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits, here with the bias
+  // of an exponent. An FMA-pipe's instruction costs more here than any other: there are the most of them.
+  const V magic = hn::Set(f, 12582912.0f + 127.0f);
   V shifted[kCount], r[kCount], q[kCount];
 #pragma GCC unroll 8
-  for (int v = 0; v < kCount; ++v) shifted[v] = hn::MulAdd(x[v], hn::Set(f, 1.44269504f), magic);
+  for (int v = 0; v < kCount; ++v) {
+    x[v] = no_less_than(scale.least, x[v]);
+    shifted[v] = hn::MulAdd(x[v], scale.high, magic);
+  }
 #pragma GCC unroll 8
   for (int v = 0; v < kCount; ++v) {
-    // ln 2 in two parts, the first short enough for n · part to be exact.
     const V n = hn::Sub(shifted[v], magic);
-    r[v] = hn::NegMulAdd(n, hn::Set(f, 0.693359375f), x[v]);
-    r[v] = hn::NegMulAdd(n, hn::Set(f, -2.12194440e-4f), r[v]);
-    q[v] = hn::Set(f, 1.3814466849e-3f);
+    r[v] = hn::MulAdd(x[v], scale.low, hn::MulSub(x[v], scale.high, n));
+    q[v] = hn::Set(f, 1.5326476e-4f);
   }
 #pragma GCC unroll 8
   for (const float coefficient : kPolynomial) {
@@ -225,20 +250,17 @@ HWY_INLINE void exp_of_scores(V (&x)[kCount]) {
     for (int v = 0; v < kCount; ++v) q[v] = hn::MulAdd(q[v], r[v], hn::Set(f, coefficient));
   }
 #pragma GCC unroll 8
-  for (int v = 0; v < kCount; ++v) {
-    const V power = hn::BitCast(f, hn::ShiftLeft<23>(hn::Add(hn::BitCast(i, shifted[v]), hn::Set(i, 127))));
-    // Comparing this way round keeps NaN.
-    x[v] = hn::IfThenZeroElse(hn::Lt(x[v], hn::Set(f, -87.3f)), hn::Mul(q[v], power));
-  }
+  for (int v = 0; v < kCount; ++v)
+    x[v] = hn::Mul(q[v], hn::BitCast(f, hn::ShiftLeft<23>(hn::BitCast(i, shifted[v]))));
 }
 
-HWY_INLINE V exp_of_score(V x) {
+HWY_INLINE V exp_of_scaled(const ExpScale& scale, V x) {
   V one[1] = {x};
-  exp_of_scores(one);
+  exp_of_scaled(scale, one);
   return one[0];
 }
 
-HWY_INLINE float exp_of_score(float x) { return hn::GetLane(exp_of_score(hn::Set(F(), x))); }
+HWY_INLINE float exp_of_score(float x) { return hn::GetLane(exp_of_scaled(ExpScale(1.0f), hn::Set(F(), x))); }
 
 // Calls step(column, vectors, keep) for the vectors that cover columns [begin, end) of a row, which are
 // multiples of the vector length so that a column's lane never depends on the range: `vectors`, an
@@ -277,38 +299,43 @@ HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t l
   for_column_groups<1>(begin, end, first, last, [&](int64_t c, auto, auto keep) HWY_ATTR { step(c, keep); });
 }
 
-// exp(scale · product + bias - shift) of kCount vectors of products.
-template <int kCount>
-HWY_INLINE void exp_of_products(const float* products, V scale, V bias, V shift, V (&x)[kCount]) {
-  const F f;
-#pragma GCC unroll 8
-  for (int v = 0; v < kCount; ++v)
-    x[v] = hn::Sub(hn::MulAdd(hn::LoadU(f, products + v * lane_count()), scale, bias), shift);
-  exp_of_scores(x);
-}
-
 // Values of a block's rows, up to a multiple of every vector length.
 inline constexpr int64_t kRowLanes = round_up(kMostBlockRows, 16);
 
-// Turns a block's raw products [rows, stride] into weights exp(scale · product + bias - max) in the vectors
-// that cover `columns`, zero outside of the row's own ones, and moves `running` on. factors[row] is what the
+// Stores weights of columns c … in a row of T: FP32 values, on request rounded to BF16, or pairs of BF16.
+template <class T, bool kRound>
+HWY_INLINE void store_weights(V p, T* row, int64_t c) {
+  const F f;
+  if constexpr (kStepValues<T> == 1) {
+    hn::StoreU(kRound ? round_to_bf16(f, p) : p, f, row + c);
+  } else {
+#ifdef DUOKV_BF16_DOT
+    store_narrow(p, reinterpret_cast<uint16_t*>(row) + c);
+#endif
+  }
+}
+
+// Turns a block's raw products [rows, stride] into weights exp(scale · (product - max)) in the vectors that
+// cover `columns`, zero outside of the row's own ones, and moves `running`, whose `max` is the largest
+// product, on. A row of weights, whose type is T, starts where its products did. factors[row] is what the
 // row's sums so far have to be multiplied with.
-template <bool kRound>
-void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, const float* biases,
-                  float* HWY_RESTRICT scores, int64_t stride, Running* HWY_RESTRICT running,
-                  float* HWY_RESTRICT factors) {
+template <class T, bool kRound>
+void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, float* HWY_RESTRICT scores,
+                  int64_t stride, Running* HWY_RESTRICT running, float* HWY_RESTRICT factors) {
   const F f;
   const int64_t lanes = lane_count();
   const int64_t begin = columns.begin / lanes * lanes, end = round_up(columns.end, lanes);
-  const V scales = hn::Set(f, scale), minus_infinity = hn::Set(f, kMinusInfinity), zero = hn::Zero(f);
+  const ExpScale scales(scale);
+  const V minus_infinity = hn::Set(f, kMinusInfinity), zero = hn::Zero(f);
   float shifts[kMostBlockRows];
   for (int64_t r = 0; r < rows; ++r) {
-    const V bias = hn::Set(f, biases[r]);
     const float* row = scores + r * stride;
     V largest = minus_infinity;
-    for_columns(begin, end, own[r].begin, own[r].end, [&](int64_t c, auto keep) HWY_ATTR {
-      largest = hn::Max(largest, keep(hn::MulAdd(hn::LoadU(f, row + c), scales, bias), minus_infinity));
-    });
+    const auto compare = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
+      for (int v = 0; v < vectors; ++v)
+        largest = hn::Max(largest, keep(hn::LoadU(f, row + c + v * lanes), minus_infinity));
+    };
+    for_column_groups<kExpVectors>(begin, end, own[r].begin, own[r].end, compare);
     const float max = std::max(running[r].max, hn::GetLane(hn::MaxOfLanes(f, largest)));
     // Before the first finite score there is nothing to scale, and -inf - -inf would be NaN.
     shifts[r] = max == kMinusInfinity ? 0.0f : max;
@@ -316,19 +343,20 @@ void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, cons
     running[r].max = max;
   }
   for (int64_t r = 0; r < rows; r += lanes)
-    hn::StoreU(exp_of_score(hn::LoadU(f, factors + r)), f, factors + r);
+    hn::StoreU(exp_of_scaled(scales, hn::LoadU(f, factors + r)), f, factors + r);
   for (int64_t r = 0; r < rows; ++r) {
-    const V bias = hn::Set(f, biases[r]), shift = hn::Set(f, shifts[r]);
-    float* row = scores + r * stride;
+    const V shift = hn::Set(f, shifts[r]);
+    const float* row = scores + r * stride;
+    T* weights = reinterpret_cast<T*>(scores) + r * stride;
     V sum = zero;
     const auto weigh = [&](int64_t c, auto vectors, auto keep) HWY_ATTR {
       V p[vectors];
-      exp_of_products(row + c, scales, bias, shift, p);
+      for (int v = 0; v < vectors; ++v) p[v] = hn::Sub(hn::LoadU(f, row + c + v * lanes), shift);
+      exp_of_scaled(scales, p);
       for (int v = 0; v < vectors; ++v) {
         p[v] = keep(p[v], zero);
         sum = hn::Add(sum, p[v]);
-        if constexpr (kRound) p[v] = round_to_bf16(f, p[v]);
-        hn::StoreU(p[v], f, row + c + v * lanes);
+        store_weights<T, kRound>(p[v], weights, c + v * lanes);
       }
     };
     for_column_groups<kExpVectors>(begin, end, own[r].begin, own[r].end, weigh);
@@ -336,12 +364,12 @@ void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, cons
   }
 }
 
-// The same for a call. BF16 weights are rounded here, unless they will be as pairs are made of them.
+// The same for a call.
 template <class T>
-void softmax_block(const AttentionCall& call, int64_t rows, Span columns, const Span* own,
-                   const float* biases, float* scores, int64_t stride, Running* running, float* factors) {
-  const auto run = call.bf16 && kStepValues<T> == 1 ? &softmax_rows<true> : &softmax_rows<false>;
-  run(call.args.scale, rows, columns, own, biases, scores, stride, running, factors);
+void softmax_block(const AttentionCall& call, int64_t rows, Span columns, const Span* own, float* scores,
+                   int64_t stride, Running* running, float* factors) {
+  const auto run = call.bf16 ? &softmax_rows<T, true> : &softmax_rows<T, false>;
+  run(call.args.scale, rows, columns, own, scores, stride, running, factors);
 }
 
 // One bank's part of a query's attention: Σ exp(score - max) · v, not yet divided.

@@ -67,13 +67,13 @@ inline void copy_rounded(const float* x, int64_t n, float* rounded) {
 }
 
 // Copies `rows` rows of `count` elements, mostly kUsual, for which a copy is a few moves instead of a call.
-template <int64_t kUsual>
-inline void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to,
+template <int64_t kUsual, class T>
+inline void copy_rows(const T* from, int64_t from_stride, int64_t rows, int64_t count, T* to,
                       int64_t to_stride) {
-  const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+  const size_t bytes = static_cast<size_t>(count) * sizeof(T);
   if (count == kUsual) {
     for (int64_t r = 0; r < rows; ++r)
-      std::memcpy(to + r * to_stride, from + r * from_stride, kUsual * sizeof(float));
+      std::memcpy(to + r * to_stride, from + r * from_stride, kUsual * sizeof(T));
   } else {
     for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * to_stride, from + r * from_stride, bytes);
   }
@@ -133,13 +133,20 @@ inline void pack_groups(const MatrixView& a, int64_t row, const RowGroups& group
                         bool, uint32_t* packed) {
   const int64_t steps = ceil_div(depth, 2);
   if (a.transposed) {
-    uint32_t pairs[kChunkRows];
-    for (int64_t d = 0; d < depth; d += 2) {
-      const float* even = a.data + (i + d) * a.stride + row;
-      pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows, pairs);
+    // Likewise; a step is two rows of memory.
+    constexpr int64_t kSteps = 8;
+    uint32_t pairs[kSteps * kChunkRows];
+    for (int64_t step = 0; step < steps; step += kSteps) {
+      const int64_t count = std::min(kSteps, steps - step);
+      for (int64_t d = 2 * step; d < std::min(depth, 2 * (step + count)); d += 2) {
+        const float* even = a.data + (i + d) * a.stride + row;
+        pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows,
+                  pairs + (d / 2 - step) * kChunkRows);
+      }
       for (int64_t g = 0; g < groups.count; ++g) {
         const int64_t first = groups.begin(g), rows = groups.size(g);
-        std::copy_n(pairs + first, rows, packed + first * steps + d / 2 * rows);
+        copy_rows<kBlockRows>(pairs + first, kChunkRows, count, rows, packed + first * steps + step * rows,
+                              rows);
       }
     }
     return;

@@ -24,14 +24,20 @@
 namespace duokv::cpu {
 
 // Part of a product that one worker computes: rows [row, row + rows) of panels [panel, panel + panels).
-// `a` holds the rows packed, or is null where the chunk packs them itself, block by block. `next` are the
-// `next_bytes` of B that this worker will probably read after the chunk.
+// `a` holds the rows packed in blocks of `depth` along k, or is null where the chunk packs them itself, block
+// by block. `next` are the `next_bytes` of B that this worker will probably read after the chunk.
 struct ProductChunk {
-  int64_t row, rows, panel, panels;
+  int64_t row, rows, panel, panels, depth;
   const void* a;
   const char* next;
   int64_t next_bytes;
 };
+
+// Sums that a chunk keeps: of all its outputs from block to block along k, or those of one tile of tile_rows
+// by a panel where there is only one block.
+inline int64_t sum_floats(bool blocks, int64_t rows, int64_t panels, int64_t tile_rows, int64_t width) {
+  return (blocks ? rows * panels : tile_rows) * width;
+}
 
 }  // namespace duokv::cpu
 #endif
@@ -49,6 +55,7 @@ struct WidePanel {
   using Element = float;
   using Left = float;                                          // what A is packed as
   static constexpr int64_t kValues = 1, kRow = kBlockVectors;  // values along k and vectors of a step
+  static constexpr int64_t kSteps = kChain / kValues;          // of a chain
   static HWY_INLINE void load(const float* row, VF (&b)[kBlockVectors]) {
     const DF df;
     for (int v = 0; v < kBlockVectors; ++v) b[v] = hn::Load(df, row + v * hn::Lanes(df));
@@ -76,6 +83,7 @@ struct PairPanel {
   using Element = uint32_t;
   using Left = uint32_t;
   static constexpr int64_t kValues = 2, kRow = kBlockVectors;
+  static constexpr int64_t kSteps = kPairChain / kValues;
   static HWY_INLINE void load(const uint32_t* row, Bf16Pairs (&b)[kBlockVectors]) {
     const DU du;
     for (int v = 0; v < kBlockVectors; ++v) b[v] = hn::Load(du, row + v * hn::Lanes(du));
@@ -87,6 +95,9 @@ struct PairPanel {
 struct Ahead {
   const char* data;
   int64_t step;
+  HWY_INLINE Ahead after(int64_t steps, int64_t lines) const {
+    return {data + steps * lines / 8 * step, step};
+  }
 };
 
 // Whether reading takes longest: where nothing is widened and the tiles that share a block fetch half of the
@@ -97,6 +108,8 @@ constexpr bool kReadingBound =
     !std::is_same_v<Panel, NarrowPanel> &&
     2 * Lines * kCacheLine >= 8 * Panel::kRow * static_cast<int64_t>(4 * hn::MaxLanes(DF()));
 constexpr int64_t kNear = 20;
+
+HWY_INLINE int64_t lane_count() { return static_cast<int64_t>(hn::Lanes(DF())); }
 
 // sums [R, P panels] = or += a · b, where a is [steps][R].
 template <int R, int P, class Panel, int Lines>
@@ -134,7 +147,7 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
     if constexpr (P == 1) {
       for (int64_t j = 0; j < kTogether; ++j) {
         const char* line = ahead.data + (i / kSteps * kTogether + j) * ahead.step;
-        kFetchesNear ? prefetch_to_l2(line, 1) : prefetch(line, 1);
+        prefetch_to_l2(line, 1);
       }
     }
 #pragma GCC unroll 8
@@ -172,28 +185,69 @@ HWY_NOINLINE void tile_of(int64_t rows, int64_t steps, const typename Panel::Lef
   tile_up_to<kMost, P, Panel, Lines>(rows, steps, a, b, panel_stride, sums, add, ahead);
 }
 
+// What blocks along k of P panels add up to: rows of C from `c` on. Until the last block the sums wait,
+// [rows][P panels]; that one's become C tile by tile. Where it is the only one, all tiles have the same place
+// for them.
+struct Output {
+  const PanelProduct& product;
+  float* c;
+  int64_t columns;
+  float* sums;
+  int64_t stride;    // of the sums of a row
+  bool first, last;  // block
+
+  float* sums_of(int64_t row) const { return first && last ? sums : sums + row * stride; }
+
+  // Asks for rows of C while their sums are computed: writing takes as long as reading does.
+  HWY_INLINE void expect(int64_t row, int64_t rows) const {
+    if (!last) return;
+    for (int64_t r = row; r < row + rows; ++r) prefetch_to_write(c + r * product.b.n, columns);
+  }
+
+  // C = or += the sums.
+  void finish(int64_t row, int64_t rows) const {
+    if (!last) return;
+    const DF df;
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* from = sums_of(row) + r * stride;
+      float* to = c + (row + r) * product.b.n;
+      for_each_vector(df, columns, [&](int64_t i, auto span) HWY_ATTR {
+        VF value = load(df, from + i, span);
+        if (product.round_output) value = round_to_bf16(df, value);
+        if (product.accumulate) value = hn::Add(load(df, to + i, span), value);
+        store(value, df, to + i, span);
+      });
+    }
+  }
+};
+
 template <int P, class Panel, int Lines>
 void multiply_groups(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
-                     const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                     const typename Panel::Element* b, int64_t panel_stride, const Output& out,
                      const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
-    const int64_t r = groups.begin(g);
+    const int64_t r = groups.begin(g), rows = groups.size(g);
     const int64_t begin = next_bytes * g / groups.count, end = next_bytes * (g + 1) / groups.count;
     const Ahead ahead{next + begin, (end - begin) * 8 / (steps * Lines)};
-    tile_of<P, Panel, Lines>(groups.size(g), steps, a + r * steps, b, panel_stride, sums + r * P * width(),
-                             add, ahead);
+    out.expect(r, rows);
+    for (int64_t step = 0; step < steps; step += Panel::kSteps) {
+      tile_of<P, Panel, Lines>(rows, std::min(Panel::kSteps, steps - step), a + r * steps + step * rows,
+                               b + step * Panel::kRow * lane_count(), panel_stride, out.sums_of(r),
+                               step > 0 || !out.first, ahead.after(step, Lines));
+    }
+    out.finish(r, rows);
   }
 }
 
-// sums [groups.rows, P panels] = or += a · b for one block along k. The groups' turns together fetch
+// One block along k of `out`, which a · b is [groups.rows, P panels] of. The groups' turns together fetch
 // `next_bytes` at `next`, each cache line once: hardware prefetchers stop at the end of a page and alone
 // leave the kernel waiting, and a line fetched twice takes a place that another could use.
 template <int P, class Panel>
 void multiply_block(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
-                    const typename Panel::Element* b, int64_t panel_stride, float* sums, bool add,
+                    const typename Panel::Element* b, int64_t panel_stride, const Output& out,
                     const char* next, int64_t next_bytes) {
   if constexpr (P > 1) {
-    multiply_groups<P, Panel, 8>(groups, steps, a, b, panel_stride, sums, add, next, next_bytes);
+    multiply_groups<P, Panel, 8>(groups, steps, a, b, panel_stride, out, next, next_bytes);
   } else {
     const int64_t lines = ceil_div(next_bytes, kCacheLine), all = groups.count * steps;
     const auto multiply = all < lines       ? &multiply_groups<1, Panel, 16>
@@ -201,7 +255,7 @@ void multiply_block(const RowGroups& groups, int64_t steps, const typename Panel
                           : all < 4 * lines ? &multiply_groups<1, Panel, 4>
                           : all < 8 * lines ? &multiply_groups<1, Panel, 2>
                                             : &multiply_groups<1, Panel, 1>;
-    multiply(groups, steps, a, b, panel_stride, sums, add, next, next_bytes);
+    multiply(groups, steps, a, b, panel_stride, out, next, next_bytes);
   }
 }
 
@@ -214,22 +268,6 @@ void widen(const uint32_t* panel, int64_t depth, float* wide) {
   }
 }
 
-// C [rows, columns] = or += sums, of which a row is `stride` long.
-void finish(const PanelProduct& p, const float* sums, int64_t stride, int64_t rows, int64_t columns,
-            float* c) {
-  const DF df;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = sums + r * stride;
-    float* to = c + r * p.b.n;
-    for_each_vector(df, columns, [&](int64_t i, auto span) HWY_ATTR {
-      VF value = load(df, from + i, span);
-      if (p.round_output) value = round_to_bf16(df, value);
-      if (p.accumulate) value = hn::Add(load(df, to + i, span), value);
-      store(value, df, to + i, span);
-    });
-  }
-}
-
 // Calls run.operator()<P>(panel) for the chunk's panels from `panel` on, as long as it has P of them. Returns
 // the first that is left.
 template <int P, class Run>
@@ -239,31 +277,31 @@ HWY_INLINE int64_t for_joined(const ProductChunk& chunk, int64_t panel, Run&& ru
 }
 
 // Block by block along k, each for all of the chunk's panels, so that a block of A is packed once and stays
-// in the cache. The sums, [rows][P panels] of P panels that are read at once, wait there for the last block.
+// in the cache. P panels are read at once.
 template <class Panel>
 void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* scratch) {
   constexpr bool kNarrow = std::is_same_v<Panel, NarrowPanel>;
   using Element = typename Panel::Element;
   using Left = typename Panel::Left;
   const RowGroups groups(chunk.rows);
-  const int64_t k = p.b.k, rows_of_panel = panel_rows(p.b), row_bytes = row_bytes_of(p.b);
+  const int64_t k = p.b.k, most = chunk.depth, rows_of_panel = panel_rows(p.b), row_bytes = row_bytes_of(p.b);
   const int64_t panel_bytes = rows_of_panel * row_bytes;
   const char* first = static_cast<const char*>(p.b.data) + chunk.panel * panel_bytes;
   float* sums = scratch;
-  float* wide = sums + chunk.panels * chunk.rows * width();
-  float* packed = wide + kPanelDepth * width();
+  float* wide = sums + sum_floats(k > most, chunk.rows, chunk.panels, kBlockRows, width());
+  float* packed = wide + most * width();
   const auto for_panels = [&](auto&& run) HWY_ATTR {
     int64_t panel = 0;
     if (chunk.rows == 1) panel = for_joined<kJoined>(chunk, panel, run);
     if (chunk.rows <= 2) panel = for_joined<kJoined / 2>(chunk, panel, run);
     for_joined<1>(chunk, panel, run);
   };
-  for (int64_t i = 0; i < k; i += kPanelDepth) {
-    const int64_t depth = std::min(kPanelDepth, k - i), steps = ceil_div(depth, Panel::kValues);
+  for (int64_t i = 0; i < k; i += most) {
+    const int64_t depth = std::min(most, k - i), steps = ceil_div(depth, Panel::kValues);
     const auto* a =
         reinterpret_cast<const Left*>(chunk.a ? static_cast<const float*>(chunk.a) + i * chunk.rows : packed);
     if (!chunk.a) pack_groups(p.a, chunk.row, groups, i, depth, kNarrow, reinterpret_cast<Left*>(packed));
-    const int64_t after = std::min(kPanelDepth, rows_of_panel - i - kPanelDepth);  // rows of the next block
+    const int64_t after = std::min(most, rows_of_panel - i - most);  // rows of the next block
     for_panels([&]<int P>(int64_t panel) HWY_ATTR {
       const char* block = first + panel * panel_bytes + i * row_bytes;
       const char* next = block + P * panel_bytes;
@@ -272,23 +310,24 @@ void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* sc
         next = after > 0 ? first + (i + depth) * row_bytes : chunk.next;
         next_bytes = after > 0 ? after * row_bytes : chunk.next_bytes;
       }
-      float* block_sums = sums + panel * chunk.rows * width();
+      const int64_t column = (chunk.panel + panel) * width();
+      const Output out{.product = p,
+                       .c = p.c + chunk.row * p.b.n + column,
+                       .columns = std::min(P * width(), p.b.n - column),
+                       .sums = sums + (k > most ? panel * chunk.rows * width() : 0),
+                       .stride = P * width(),
+                       .first = i == 0,
+                       .last = i + depth == k};
       if (kNarrow && P == 1 && groups.count > 2) {
         widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
-        multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, block_sums,
-                                     i > 0, next, next_bytes);
+        multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, out, next,
+                                     next_bytes);
       } else {
         multiply_block<P, Panel>(groups, steps, a, reinterpret_cast<const Element*>(block),
-                                 panel_bytes / static_cast<int64_t>(sizeof(Element)), block_sums, i > 0, next,
-                                 next_bytes);
+                                 panel_bytes / static_cast<int64_t>(sizeof(Element)), out, next, next_bytes);
       }
     });
   }
-  for_panels([&]<int P>(int64_t panel) HWY_ATTR {
-    const int64_t column = (chunk.panel + panel) * width();
-    finish(p, sums + panel * chunk.rows * width(), P * width(), chunk.rows,
-           std::min(P * width(), p.b.n - column), p.c + chunk.row * p.b.n + column);
-  });
 }
 
 // Calls run(a panel of b's type).
@@ -304,10 +343,10 @@ void multiply_chunk(const PanelProduct& p, const ProductChunk& chunk, float* scr
   with_panel(p.b, [&]<class Panel>(Panel) { multiply_blocks<Panel>(p, chunk, scratch); });
 }
 
-// Block `i` along k of rows [row, row + rows) of A, where their packed memory wants it.
-void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, float* packed) {
+// Columns [i, i + depth) of rows [row, row + rows) of A, where their packed memory wants that block.
+void pack_rows(const PanelProduct& p, int64_t row, int64_t rows, int64_t i, int64_t depth, float* packed) {
   with_panel(p.b, [&]<class Panel>(Panel) {
-    pack_groups(p.a, row, RowGroups(rows), i, std::min(kPanelDepth, p.b.k - i), p.b.dtype == ops::DType::BF16,
+    pack_groups(p.a, row, RowGroups(rows), i, depth, p.b.dtype == ops::DType::BF16,
                 reinterpret_cast<typename Panel::Left*>(packed + i * rows));
   });
 }
@@ -342,7 +381,7 @@ HWY_EXPORT(target_multiplies_pairs);
 HWY_EXPORT(target_tile_rows);
 HWY_EXPORT(target_width);
 
-constexpr int64_t kBlockColumns = 512;
+constexpr int64_t kBlockColumns = 1024;
 constexpr int64_t kChunksOfThread = 4;
 constexpr int64_t kColumnsWorthPacking = 192;  // packing A costs as much as multiplying it with about 16
 constexpr int64_t kWorthSharing = int64_t{1} << 15;   // elements of A that threads pack together
@@ -383,15 +422,19 @@ struct ProductJob {
         parts(activation ? static_cast<int64_t>(all.size()) : 1),
         m(all[0].m),
         k(all[0].b.k),
-        depth_blocks(ceil_div(k, kPanelDepth)),
-        chunks(device->pool.threads(), m, k, width_of(all), HWY_DYNAMIC_DISPATCH(joined_panels)(m)) {
+        chunks(device->pool.threads(), m, k, width_of(all), HWY_DYNAMIC_DISPATCH(joined_panels)(m)),
+        depth(chunks.row_blocks > 1 ? kPanelDepth
+              : all[0].b.pairs      ? kPairChain
+                                    : kChain),
+        depth_blocks(ceil_div(k, depth)) {
     std::copy(all.begin(), all.end(), products.begin());
     for (const PanelProduct& p : all) columns += columns_of(p);
     columns /= parts;
     own_rows = chunks.packing == Packing::ByThread ? round_up(m * k, kCacheLine / 4) : 0;
-    const int64_t chunk_rows = chunks.packing == Packing::ByChunk ? chunks.block_rows * kPanelDepth : 0;
-    const int64_t sums = chunks.block_rows * chunks.panels * chunks.width;
-    scratch = own_rows + sums + kPanelDepth * chunks.width + chunk_rows;
+    const int64_t chunk_rows = chunks.packing == Packing::ByChunk ? chunks.block_rows * depth : 0;
+    const int64_t sums = sum_floats(depth_blocks > 1, chunks.block_rows, chunks.panels,
+                                    HWY_DYNAMIC_DISPATCH(target_tile_rows)(), chunks.width);
+    scratch = own_rows + sums + depth * chunks.width + chunk_rows;
   }
 
   static int64_t width_of(std::span<const PanelProduct> all) {
@@ -414,7 +457,7 @@ struct ProductJob {
     return panel_bytes(depth, panels * chunks.width, products[0].b.dtype);
   }
   // Of the first block along k.
-  int64_t first_bytes() const { return bytes(std::min(k, kPanelDepth), 1); }
+  int64_t first_bytes() const { return bytes(std::min(k, depth), 1); }
   // `column` of the products from `part` on.
   Place place(int64_t column, int64_t part) const {
     const PanelProduct* p = products.data() + part;
@@ -429,8 +472,9 @@ struct ProductJob {
 
   // One block along k of one block of rows, into memory for all of A.
   void pack(int64_t row, int64_t depth_block, float* memory) const {
+    const int64_t i = depth_block * depth;
     HWY_DYNAMIC_DISPATCH(pack_rows)
-    (products[0], row, rows_at(row), depth_block * kPanelDepth, memory + row * k);
+    (products[0], row, rows_at(row), i, std::min(depth, k - i), memory + row * k);
   }
 
   // `a`: the packed rows, or null. `memory`: of a thread, after its own rows.
@@ -438,7 +482,8 @@ struct ProductJob {
     const int64_t row = index % chunks.row_blocks * chunks.block_rows, column = index / chunks.row_blocks;
     for (int64_t part = 0; part < parts; ++part) {
       const Place at = place(column, part);
-      ProductChunk chunk{row, rows_at(row), at.panel, at.panels, a ? a + row * k : nullptr, nullptr, 0};
+      ProductChunk chunk{row, rows_at(row), at.panel, at.panels, depth, a ? a + row * k : nullptr, nullptr,
+                         0};
       const bool last = part + 1 == parts;
       if (!last || next >= 0) {
         chunk.next = last ? place(next, 0).data : place(column, part + 1).data;
@@ -469,8 +514,9 @@ struct ProductJob {
   float* activation;
   int64_t parts;  // products whose columns a chunk computes, all where there is an activation
   std::array<PanelProduct, kMostProducts> products;
-  int64_t m, k, depth_blocks;
+  int64_t m, k;
   Chunks chunks;
+  int64_t depth, depth_blocks;    // of a block along k, at most, and how many there are
   int64_t columns = 0;            // of chunks
   int64_t own_rows, scratch;      // floats of a thread: rows of A that it packs, and all
   const float* packed = nullptr;  // A where threads don't each pack it

@@ -4,8 +4,8 @@
 // target. Panel j holds columns j·width … as [k][width], zero past column n; BF16 panels hold the rounded
 // values at half the size, as pairs along k where the processor multiplies such (bf16_dot-inl.h).
 //
-// Every output is the sum, in order, of blocks of kPanelDepth along k, and each block is one chain of fused
-// multiply-adds. So a row's bits depend neither on m, nor on its index, nor on the number of threads.
+// Every output is the sum, in order, of chains of fused multiply-adds along k, each of kChain values or, in
+// pairs, of kPairChain. So a row's bits depend neither on m, nor on its index, nor on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,12 @@
 
 namespace duokv::cpu {
 
-inline constexpr int64_t kPanelDepth = 256;
+inline constexpr int64_t kChain = 256, kPairChain = 384;
+
+// Many rows of A are packed in blocks of kPanelDepth along k, whole chains. A product no deeper, like most of
+// models of that width, keeps its sums in one tile's place.
+inline constexpr int64_t kPanelDepth = 768;
+static_assert(kPanelDepth % kChain == 0 && kPanelDepth % kPairChain == 0);
 
 // Element (i, j) is data[i * stride + j], or data[j * stride + i] when transposed.
 struct MatrixView {

@@ -12,10 +12,9 @@
 namespace duokv::cpu {
 namespace {
 
-// Up to how many rows panels win: reading B takes long, and oneDNN arranges B anew in every product. Where
-// panels multiply pairs of BF16 values too, that costs more than what oneDNN gains up to some 1,000 rows, and
-// with AMX, which panels do not use, as much as it gains with 64.
-int64_t most_panel_rows() { return onednn_has_amx() ? 64 : 512; }
+// Up to how many rows panels win where the processor has AMX, which they do not use: reading B takes long,
+// and oneDNN arranges B anew in every product. Elsewhere they always do.
+constexpr int64_t kMostPanelRows = 64;
 
 int64_t align(int64_t bytes) { return round_up(bytes, 64); }
 
@@ -54,8 +53,8 @@ void multiply_onednn(ops::Device& device, const Product& p, void* workspace) {
 }  // namespace
 
 ProductKernel choose_kernel(ops::ProductMode mode, int64_t m) {
-  const bool onednn = mode == ops::ProductMode::BF16 && m > most_panel_rows() && onednn_has_native_bf16();
-  return onednn ? ProductKernel::OneDnn : ProductKernel::Panels;
+  const bool wanted = mode == ops::ProductMode::BF16 && m > kMostPanelRows && onednn_has_amx();
+  return wanted && onednn_has_native_bf16() ? ProductKernel::OneDnn : ProductKernel::Panels;
 }
 
 int64_t prepared_bytes(ProductKernel kernel, int64_t k, int64_t n, ops::ProductMode mode) {

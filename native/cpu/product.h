@@ -1,8 +1,7 @@
 // C [m, n] = A [m, k] · B [k, n], the product behind every linear operation. One place decides which kernel
 // multiplies:
-//   * FP32: packed panels. They reach the speed of oneDNN or more, and their rows do not depend on m.
-//   * BF16: packed panels for few rows, which are bound by memory, and wherever the CPU has no BF16
-//     instructions that oneDNN knows; else oneDNN.
+//   * packed panels, whose rows do not depend on m;
+//   * oneDNN for many rows in BF16 where the CPU has AMX, which panels do not use.
 #pragma once
 
 #include <cstdint>

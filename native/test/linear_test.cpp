@@ -1,8 +1,10 @@
 #include <array>
+#include <span>
 #include <string>
 
 #include "cpu/onednn_product.h"
 #include "cpu/operations.h"
+#include "cpu/product.h"
 #include "test/bf16_routes.h"
 #include "test/harness.h"
 #include "test/packs.h"
@@ -21,9 +23,10 @@ using Doubles = std::vector<double>;
 struct Shape {
   int64_t m, k, n;
 };
-constexpr Shape kShapes[] = {{1, 1, 1},      {1, 40, 97},   {2, 255, 33},  {3, 256, 16},   {5, 257, 64},
-                             {6, 7, 15},     {7, 300, 31},  {8, 768, 160}, {24, 100, 17},  {25, 40, 97},
-                             {96, 513, 128}, {97, 64, 192}, {131, 96, 65}, {200, 768, 48}, {530, 33, 40}};
+constexpr Shape kShapes[] = {{1, 1, 1},     {1, 40, 97},    {1, 1600, 200}, {2, 767, 33},    {3, 768, 16},
+                             {5, 769, 64},  {6, 7, 15},     {7, 300, 31},   {8, 768, 160},   {8, 2048, 96},
+                             {24, 100, 17}, {25, 40, 97},   {25, 1536, 70}, {96, 513, 128},  {97, 1537, 65},
+                             {131, 96, 65}, {200, 768, 48}, {530, 33, 40},  {769, 33, 1040}, {1601, 20, 40}};
 
 std::string name(const Shape& s) {
   return std::to_string(s.m) + "x" + std::to_string(s.k) + "->" + std::to_string(s.n);
@@ -183,15 +186,16 @@ DUOKV_TEST(backward_takes_one_gradient_alone) {
 }
 
 // Row i of a product of M rows has the bits of the same row alone, for M around every tile and block edge.
-DUOKV_TEST(fp32_rows_do_not_depend_on_their_mates) {
+void rows_do_not_depend_on_their_mates(Mode mode, int64_t rows_of_all) {
   const std::array<std::array<int64_t, 2>, 3> widths{{{768, 160}, {2048, 33}, {40, 97}}};
   for (const auto& [k, n] : widths) {
-    const Case all({260, k, n}, Mode::FP32, 400);
+    const Case all({rows_of_all, k, n}, mode, 400);
     for (bool accumulate : {false, true}) {
       Packs packs(device());
       const Floats whole = all.run_forward(device(), packs, accumulate);
       for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 24, 25, 63, 64, 95, 96, 97, 193}) {
-        for (int64_t first : {int64_t{0}, 260 - m}) {
+        if (m >= rows_of_all) break;
+        for (int64_t first : {int64_t{0}, rows_of_all - m}) {
           Case part = all;
           part.s.m = m;
           const auto rows = [&](const Floats& from, int64_t columns) {
@@ -199,12 +203,21 @@ DUOKV_TEST(fp32_rows_do_not_depend_on_their_mates) {
           };
           part.x = rows(all.x, k);
           part.y = rows(all.y, n);
-          expect_bitwise("rows " + std::to_string(first) + " to " + std::to_string(first + m) + " of 260",
+          expect_bitwise("rows " + std::to_string(first) + " to " + std::to_string(first + m) + " of " +
+                             std::to_string(rows_of_all),
                          part.run_forward(device(), packs, accumulate), rows(whole, n));
         }
       }
     }
   }
+}
+
+DUOKV_TEST(fp32_rows_do_not_depend_on_their_mates) { rows_do_not_depend_on_their_mates(Mode::FP32, 260); }
+
+// With AMX only few rows are multiplied by panels.
+DUOKV_TEST(bf16_rows_do_not_depend_on_their_mates) {
+  const int64_t rows = cpu::onednn_has_amx() ? 64 : 600;
+  by_each_bf16_route([&](const char*) { rows_do_not_depend_on_their_mates(Mode::BF16, rows); });
 }
 
 DUOKV_TEST(bits_do_not_depend_on_threads_or_repetition) {
@@ -367,8 +380,7 @@ DUOKV_TEST(bad_arguments_are_refused_before_anything_is_written) {
   expect_status(table().linear_backward(device(), &backward), ops::kInvalid, "dy null");
 }
 
-// The wrapper that BF16 products use on CPUs with BF16 instructions, here in FP32, which oneDNN has
-// everywhere.
+// The wrapper that BF16 products use on CPUs with AMX, here in FP32, which oneDNN has everywhere.
 DUOKV_TEST(onednn_products_match_in_every_layout) {
   std::printf("    native BF16: %s\n", cpu::onednn_has_native_bf16() ? "yes" : "no");
   for (const Shape& shape : {Shape{1, 40, 97}, Shape{300, 70, 33}, Shape{512, 64, 48}}) {
@@ -388,6 +400,37 @@ DUOKV_TEST(onednn_products_match_in_every_layout) {
       multiply({n, k, m, {c.dy.data(), n, true}, {c.x.data(), k, false}, ops::DType::F32, dw.data(), true});
       expect_close(what + " dw", dw, c.weight_gradient(), tolerance(m), 1e-6);
     }
+  }
+}
+
+// As BF16 products are computed on CPUs with AMX, here wherever there are BF16 instructions.
+DUOKV_TEST(onednn_bf16_products_match) {
+  if (!cpu::onednn_has_native_bf16()) return;
+  for (const Shape& shape : {Shape{65, 40, 97}, Shape{300, 70, 33}, Shape{530, 769, 48}}) {
+    const auto& [m, k, n] = shape;
+    const Case c(shape, Mode::BF16, 910);
+    const auto kernel = cpu::ProductKernel::OneDnn;
+    const auto memory = [](int64_t bytes) {
+      return Array<float>(device(), Floats(static_cast<size_t>(bytes / 4 + 1)));
+    };
+    const Array<float> prepared = memory(cpu::prepared_bytes(kernel, k, n, Mode::BF16));
+    const cpu::RightOperand w =
+        cpu::prepare(*device(), kernel, {c.w.data(), k, true}, k, n, Mode::BF16, prepared.data());
+    const auto run = [&](bool accumulate, bool round) {
+      const int64_t bytes = cpu::workspace_bytes(*device(), kernel, m, k, n, round);
+      const Array<float> workspace = memory(bytes);
+      Floats y = c.y;
+      cpu::multiply(*device(), {m, {c.x.data(), k, false}, w, y.data(), accumulate, round},
+                    std::span(reinterpret_cast<char*>(workspace.data()), static_cast<size_t>(bytes)));
+      return y;
+    };
+    const Floats plain = run(false, false);
+    expect_close(name(shape), plain, c.forward(false), tolerance(k), 1e-6);
+    expect_close(name(shape) + " accumulate", run(true, false), c.forward(true), tolerance(k), 1e-6);
+    Floats rounded = to_bf16(plain);
+    expect_bitwise(name(shape) + " rounded", run(false, true), rounded);
+    for (size_t i = 0; i < rounded.size(); ++i) rounded[i] = c.y[i] + rounded[i];
+    expect_bitwise(name(shape) + " rounded, added", run(true, true), rounded);
   }
 }
 
