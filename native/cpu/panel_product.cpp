@@ -198,25 +198,32 @@ struct Output {
 
   float* sums_of(int64_t row) const { return first && last ? sums : sums + row * stride; }
 
-  // Asks for rows of C while their sums are computed: writing takes as long as reading does.
+  // Asks for rows of C while their sums are computed: writing takes as long as reading does. A few rows are
+  // in the cache.
   HWY_INLINE void expect(int64_t row, int64_t rows) const {
     if (!last) return;
     for (int64_t r = row; r < row + rows; ++r) prefetch_to_write(c + r * product.b.n, columns);
   }
 
   // C = or += the sums.
+  template <int P>
   void finish(int64_t row, int64_t rows) const {
     if (!last) return;
     const DF df;
     for (int64_t r = 0; r < rows; ++r) {
-      const float* from = sums_of(row) + r * stride;
+      const float* from = sums_of(row) + r * P * width();
       float* to = c + (row + r) * product.b.n;
-      for_each_vector(df, columns, [&](int64_t i, auto span) HWY_ATTR {
+      const auto step = [&](int64_t i, auto span) HWY_ATTR {
         VF value = load(df, from + i, span);
         if (product.round_output) value = round_to_bf16(df, value);
         if (product.accumulate) value = hn::Add(load(df, to + i, span), value);
         store(value, df, to + i, span);
-      });
+      };
+      if (columns < P * width()) {
+        for_each_vector(df, columns, step);
+      } else {
+        for (int v = 0; v < P * kBlockVectors; ++v) step(v * lane_count(), Whole{});
+      }
     }
   }
 };
@@ -229,13 +236,13 @@ void multiply_groups(const RowGroups& groups, int64_t steps, const typename Pane
     const int64_t r = groups.begin(g), rows = groups.size(g);
     const int64_t begin = next_bytes * g / groups.count, end = next_bytes * (g + 1) / groups.count;
     const Ahead ahead{next + begin, (end - begin) * 8 / (steps * Lines)};
-    out.expect(r, rows);
+    if (groups.count > 2) out.expect(r, rows);
     for (int64_t step = 0; step < steps; step += Panel::kSteps) {
       tile_of<P, Panel, Lines>(rows, std::min(Panel::kSteps, steps - step), a + r * steps + step * rows,
                                b + step * Panel::kRow * lane_count(), panel_stride, out.sums_of(r),
                                step > 0 || !out.first, ahead.after(step, Lines));
     }
-    out.finish(r, rows);
+    out.finish<P>(r, rows);
   }
 }
 
