@@ -10,9 +10,19 @@ export function refuse(why: string): never {
 
 type Options = NonNullable<ParseArgsConfig['options']>;
 
+/** The program's options. It ends after `--help` and where they are wrong. */
 export function parseFlags<O extends Options>(
   options: O,
 ): ReturnType<typeof parseArgs<{ options: O }>>['values'] {
+  if (process.argv.includes('--help')) {
+    const flags = Object.entries(options).map(
+      ([name, { type, default: value }]) =>
+        `  --${name}${type === 'string' ? ` ${name.split('-').at(-1)?.toUpperCase()}` : ''}` +
+        `${value ? `  (default ${value})` : ''}`,
+    );
+    console.log(['Options (docs/guides/benchmarks.md says what is measured):', ...flags].join('\n'));
+    process.exit(0);
+  }
   try {
     return parseArgs({ options }).values;
   } catch (error) {

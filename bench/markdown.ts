@@ -11,6 +11,6 @@ export function machineLine(machine: Record<string, unknown>): string {
   const isa = machine['isa'] === undefined ? '' : `${machine['isa']}, `;
   return (
     `${machine['cpu']}, ${isa}${machine['threads']} threads, Node ${machine['node']}, ` +
-    `commit \`${String(machine['commit']).slice(0, 12)}\``
+    `commit \`${String(machine['commit']).replace(/^(\w{12})\w+/, '$1')}\``
   );
 }

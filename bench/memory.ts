@@ -4,11 +4,11 @@
 // Usage: npx tsx bench/memory.ts [--out bench/records/memory.json]
 import { readFile, writeFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
-import { parseArgs } from 'node:util';
 
 import { syntheticTokens } from '../lib/cli/synthetic-tokens.js';
 import { describeMachine } from '../lib/cli/version.js';
 import { type MemoryProgram, Model, openDevice, predictMemory, presets } from '../lib/index.js';
+import { parseFlags } from './flags.js';
 import { run } from './processes.js';
 
 const CONFIG = presets.localHistory126M();
@@ -68,7 +68,7 @@ async function measure(program: MemoryProgram) {
   };
 }
 
-const { values } = parseArgs({ options: { out: { type: 'string' }, program: { type: 'string' } } });
+const values = parseFlags({ out: { type: 'string' }, program: { type: 'string' } });
 if (values.program !== undefined) {
   console.log(JSON.stringify(await measure(PROGRAMS[values.program] as MemoryProgram)));
 } else {

@@ -5,11 +5,14 @@
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 
 import type { LatencyRecord } from '../lib/cli/latency-campaign.js';
+import { parseFlags } from './flags.js';
 import { gpuSections } from './gpu-report.js';
 import { plotFolder } from './plots.js';
 import type { CampaignRecord, OperationsRecord } from './record.js';
 import { cacheSection, latencySection, operationsSection } from './report-latency.js';
 import { targetsSection } from './report-targets.js';
+
+parseFlags({});
 
 const page = new URL('../docs/performance.md', import.meta.url);
 

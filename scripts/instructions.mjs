@@ -18,10 +18,16 @@ const TOLERANCE = 0.02;
 
 const { values: flags } = parseArgs({
   options: {
+    help: { type: 'boolean', default: false },
     update: { type: 'boolean', default: false },
     build: { type: 'string', default: path.join(root, 'build', 'ctest-native') },
   },
 });
+
+if (flags.help) {
+  console.log('usage: node scripts/instructions.mjs [--update] [--build DIRECTORY]');
+  process.exit(0);
+}
 
 function run(command, args, options = {}) {
   const result = spawnSync(command, args, { cwd: root, encoding: 'utf8', ...options });

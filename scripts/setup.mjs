@@ -16,6 +16,16 @@ import { fileURLToPath } from 'node:url';
 const root = path.dirname(path.dirname(fileURLToPath(import.meta.url)));
 const lockFile = path.join(root, 'build', '.setup-lock');
 
+const FLAGS = ['--lint', '--valgrind', '--emulator'];
+const unknown = process.argv.slice(2).find((flag) => !FLAGS.includes(flag));
+if (unknown !== undefined) {
+  const usage = `usage: node scripts/setup.mjs [${FLAGS.join('] [')}]`;
+  (unknown === '--help' ? console.log : console.error)(
+    unknown === '--help' ? usage : `setup: ${unknown}; ${usage}`,
+  );
+  process.exit(unknown === '--help' ? 0 : 2);
+}
+
 const tools = [
   { command: 'g++', package: 'g++', atLeast: [11, 0] },
   { command: 'cmake', package: 'cmake', atLeast: [3, 21] },

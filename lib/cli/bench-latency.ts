@@ -88,9 +88,10 @@ function listContenders(options: LatencyOptions): Contender[] {
   const wanted = options.full ? [...ROUTES] : (routes as Contender['route'][]);
   return (precisions as PrecisionName[]).flatMap((precision) =>
     presets.flatMap((preset) => {
-      // Without a shared bank every layer computes every position by any route.
       const { hasGlobalBank } = designPlan(presetConfig(preset));
-      return (hasGlobalBank ? wanted : (['full'] as const)).map((route) => ({ preset, route, precision }));
+      const possible = wanted.filter((route) => route !== 'uniform' || hasGlobalBank);
+      if (possible.length === 0) throw new UsageError(`--routes uniform: ${preset} has no global bank`);
+      return possible.map((route) => ({ preset, route, precision }));
     }),
   );
 }

@@ -108,19 +108,20 @@ describe('the latency campaign', () => {
         [
           ['local-history-tiny', 'exact'],
           ['local-history-tiny', 'full'],
+          ['gqa2-tiny', 'exact'],
           ['gqa2-tiny', 'full'],
         ],
       );
       assert.equal(first.runs.length, 2 * 2 * 2);
       for (const { cell, timings } of first.runs) {
-        assert.equal(timings.length, 3);
+        assert.equal(timings.length, 4);
         for (const { ms } of timings) {
           assert.equal(ms.length, cell === 0 ? 4 : 3);
           assert.ok(ms.every((value, i) => value > (ms[i - 1] ?? 0)));
         }
       }
       assert.equal(first.loading.length, 4);
-      assert.equal(first.summary.length, 3 * 3);
+      assert.equal(first.summary.length, 3 * 4);
 
       const record = JSON.parse(await readFile(file, 'utf8')) as LatencyRecord;
       assert.deepEqual(record.runs, first.runs);
@@ -134,6 +135,7 @@ describe('the latency campaign', () => {
     it('refuses what it cannot run', async () => {
       await duokvFails([...args, '--cells', '1x16'], 2, /--cells 1x16 is not BATCHxPROMPTxSTEPS/);
       await duokvFails([...args, '--routes', 'fast'], 2, /--routes fast is none of exact, full, uniform/);
+      await duokvFails([...args, '--routes', 'uniform'], 2, /--routes uniform: gqa2-tiny has no global bank/);
       await duokvFails(
         ['bench', 'latency', '--resume', join(directory, 'none')],
         2,
