@@ -17,6 +17,7 @@ export class RecordFile {
 
   /** Errors: `UsageError` where no record can be written, found before anything is measured for it. */
   static async open(path: string): Promise<RecordFile> {
+    if (path === '') throw new UsageError('--out is empty');
     try {
       await makeDirectories(dirname(path));
       await checkReplaceable(path);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -74,7 +75,7 @@ struct AttentionCall {
   }
   // The running softmax of scores that one of products is; their weights are the same.
   Running scores(Running products, float bias) const {
-    return {args.scale * products.max + bias, products.sum};
+    return {std::fma(args.scale, products.max, bias), products.sum};  // as the backward pass rounds it
   }
   // Where query t's first head of a KV head starts in q and out; its other heads follow.
   int64_t query_offset(int64_t row, int64_t t, int64_t kv_head) const {

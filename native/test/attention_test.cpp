@@ -287,6 +287,21 @@ DUOKV_TEST(exp_is_accurate) {
   expect_close("weights", weights, expected, 0, 3.5 * std::ldexp(1, -23));
 }
 
+// The forward pass and the backward one round a score alike: else the weight of one that is far ahead, which
+// is 1, would be off by what its last bits are worth. (A few queries alone sum their products in another
+// order.)
+DUOKV_TEST(the_largest_of_large_scores_weighs_one) {
+  Rng rng(17);
+  for (int32_t length : {5, 40, 300}) {
+    Problem p = causal_problem(rng, 1, length, 4, 2, 32, 0);
+    for (float& x : p.q) x *= 1e5f;
+    p.banks[0].bias = rng.normals(length, 30);
+    const Reference ref = reference(p);
+    const Result got = run_backward(p);
+    expect_relative_l2("dv of " + std::to_string(length), got.dv[0], ref.dv[0], 1e-6);
+  }
+}
+
 // ---- what a query's bits may depend on: nothing but what it sees
 
 DUOKV_TEST(batch_and_slot_change_no_bits) {
