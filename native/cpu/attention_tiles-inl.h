@@ -230,7 +230,7 @@ HWY_INLINE void exp_of_scaled(const ExpScale& scale, V (&x)[kCount]) {
   constexpr float kPolynomial[] = {1.3390806e-3f, 9.618506e-3f, 5.55036e-2f,
                                    2.4022648e-1f, 6.931472e-1f, 1.0f};
   // Adding 1.5 · 2^23 rounds to an integer, which is then read from the low mantissa bits, here with the bias
-  // of an exponent. An FMA-pipe's instruction costs more here than any other: there are the most of them.
+  // of an exponent.
   const V magic = hn::Set(f, 12582912.0f + 127.0f);
   V shifted[kCount], r[kCount], q[kCount];
 #pragma GCC unroll 8
@@ -293,16 +293,11 @@ HWY_INLINE void for_column_groups(int64_t begin, int64_t end, int64_t first, int
   for (c = inner_end; c < end; c += lanes) edge(c);
 }
 
-// The same, one vector at a time: step(column, keep).
-template <class Step>
-HWY_INLINE void for_columns(int64_t begin, int64_t end, int64_t first, int64_t last, Step&& step) {
-  for_column_groups<1>(begin, end, first, last, [&](int64_t c, auto, auto keep) HWY_ATTR { step(c, keep); });
-}
-
 // Values of a block's rows, up to a multiple of every vector length.
 inline constexpr int64_t kRowLanes = round_up(kMostBlockRows, 16);
 
-// Stores weights of columns c … in a row of T: FP32 values, on request rounded to BF16, or pairs of BF16.
+// Stores weights of columns c … in a row of T: FP32 values, on request rounded to BF16, or pairs, which
+// always are.
 template <class T, bool kRound>
 HWY_INLINE void store_weights(V p, T* row, int64_t c) {
   const F f;
@@ -368,7 +363,7 @@ void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, floa
 template <class T>
 void softmax_block(const AttentionCall& call, int64_t rows, Span columns, const Span* own, float* scores,
                    int64_t stride, Running* running, float* factors) {
-  const auto run = call.bf16 ? &softmax_rows<T, true> : &softmax_rows<T, false>;
+  const auto run = call.bf16 ? &softmax_rows<T, true> : &softmax_rows<T, kStepValues<T> != 1>;
   run(call.args.scale, rows, columns, own, scores, stride, running, factors);
 }
 
