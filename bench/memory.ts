@@ -2,13 +2,13 @@
 // process's high-water mark belongs to one program.
 //
 // Usage: npx tsx bench/memory.ts [--out bench/records/memory.json]
-import { readFile, writeFile } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
 
 import { syntheticTokens } from '../lib/cli/synthetic-tokens.js';
 import { describeMachine } from '../lib/cli/version.js';
 import { type MemoryProgram, Model, openDevice, predictMemory, presets } from '../lib/index.js';
-import { parseFlags } from './flags.js';
+import { openRecord, parseFlags } from './flags.js';
 import { run } from './processes.js';
 
 const CONFIG = presets.localHistory126M();
@@ -72,6 +72,7 @@ const values = parseFlags({ out: { type: 'string' }, program: { type: 'string' }
 if (values.program !== undefined) {
   console.log(JSON.stringify(await measure(PROGRAMS[values.program] as MemoryProgram)));
 } else {
+  const file = await openRecord(values.out);
   const results: Record<string, Awaited<ReturnType<typeof measure>>> = {};
   for (const name of Object.keys(PROGRAMS)) {
     const script = fileURLToPath(import.meta.url);
@@ -87,5 +88,5 @@ if (values.program !== undefined) {
     config: CONFIG,
     results,
   };
-  if (values.out !== undefined) await writeFile(values.out, `${JSON.stringify(record, null, 2)}\n`);
+  await file?.keep(JSON.stringify(record, null, 2));
 }

@@ -87,7 +87,8 @@ export async function operationsSection(
     '',
     `Record ${link}, ${record.date.slice(0, 10)}: ${machineLine(record.machine)}. Made by \`${record.command}\`. The share is ` +
       "the roofline's time over the median: FP32 multiply-adds from registers, twice as many in BF16 where the processor has " +
-      'instructions for pairs, and reading memory, sampled between the calls. It is over 100 % where a cache held some of it or memory was faster meanwhile.',
+      'instructions for pairs, and reading memory, sampled between the calls. It is over 100 % where a cache held some of it ' +
+      'or memory was faster meanwhile.',
     '',
     await draw(
       `roofline-${isa.toLowerCase()}`,

@@ -17,13 +17,14 @@ const root = path.dirname(path.dirname(fileURLToPath(import.meta.url)));
 const lockFile = path.join(root, 'build', '.setup-lock');
 
 const FLAGS = ['--lint', '--valgrind', '--emulator'];
+const usage = `usage: node scripts/setup.mjs [${FLAGS.join('] [')}]`;
 const unknown = process.argv.slice(2).find((flag) => !FLAGS.includes(flag));
-if (unknown !== undefined) {
-  const usage = `usage: node scripts/setup.mjs [${FLAGS.join('] [')}]`;
-  (unknown === '--help' ? console.log : console.error)(
-    unknown === '--help' ? usage : `setup: ${unknown}; ${usage}`,
-  );
-  process.exit(unknown === '--help' ? 0 : 2);
+if (unknown === '--help') {
+  console.log(usage);
+  process.exit(0);
+} else if (unknown !== undefined) {
+  console.error(`setup: ${unknown}; ${usage}`);
+  process.exit(2);
 }
 
 const tools = [

@@ -32,7 +32,6 @@ using F = hn::ScalableTag<float>;
 using I = hn::ScalableTag<int32_t>;
 using V = hn::Vec<F>;
 
-HWY_INLINE int64_t lane_count() { return static_cast<int64_t>(hn::Lanes(F())); }
 HWY_INLINE int64_t panel_width() { return kBlockVectors * lane_count(); }
 
 // A step of a product multiplies one FP32 value of either operand or, where the processor has BF16 dots, a

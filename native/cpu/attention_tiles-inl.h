@@ -296,8 +296,7 @@ HWY_INLINE void for_column_groups(int64_t begin, int64_t end, int64_t first, int
 // Values of a block's rows, up to a multiple of every vector length.
 inline constexpr int64_t kRowLanes = round_up(kMostBlockRows, 16);
 
-// Stores weights of columns c … in a row of T: FP32 values, on request rounded to BF16, or pairs, which
-// always are.
+// Stores weights of columns c … in a row of T: FP32 values, on request rounded to BF16, or pairs of BF16.
 template <class T, bool kRound>
 HWY_INLINE void store_weights(V p, T* row, int64_t c) {
   const F f;
@@ -359,11 +358,11 @@ void softmax_rows(float scale, int64_t rows, Span columns, const Span* own, floa
   }
 }
 
-// The same for a call.
+// The same for a call. BF16 weights are rounded here, unless they are as pairs are made of them.
 template <class T>
 void softmax_block(const AttentionCall& call, int64_t rows, Span columns, const Span* own, float* scores,
                    int64_t stride, Running* running, float* factors) {
-  const auto run = call.bf16 ? &softmax_rows<T, true> : &softmax_rows<T, kStepValues<T> != 1>;
+  const auto run = call.bf16 && kStepValues<T> == 1 ? &softmax_rows<T, true> : &softmax_rows<T, false>;
   run(call.args.scale, rows, columns, own, scores, stride, running, factors);
 }
 

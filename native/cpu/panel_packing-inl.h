@@ -133,15 +133,15 @@ inline void pack_groups(const MatrixView& a, int64_t row, const RowGroups& group
                         bool, uint32_t* packed) {
   const int64_t steps = ceil_div(depth, 2);
   if (a.transposed) {
-    // Likewise; a step is two rows of memory.
+    // A few rows of memory at a time, as above; a step is two of them.
     constexpr int64_t kSteps = 8;
     uint32_t pairs[kSteps * kChunkRows];
     for (int64_t step = 0; step < steps; step += kSteps) {
       const int64_t count = std::min(kSteps, steps - step);
-      for (int64_t d = 2 * step; d < std::min(depth, 2 * (step + count)); d += 2) {
+      for (int64_t s = 0; s < count; ++s) {
+        const int64_t d = 2 * (step + s);
         const float* even = a.data + (i + d) * a.stride + row;
-        pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows,
-                  pairs + (d / 2 - step) * kChunkRows);
+        pair_rows(even, d + 1 < depth ? even + a.stride : nullptr, groups.rows, pairs + s * kChunkRows);
       }
       for (int64_t g = 0; g < groups.count; ++g) {
         const int64_t first = groups.begin(g), rows = groups.size(g);

@@ -35,8 +35,8 @@ struct ProductChunk {
 
 // Sums that a chunk keeps: of all its outputs from block to block along k, or those of one tile of tile_rows
 // by a panel where there is only one block.
-inline int64_t sum_floats(bool blocks, int64_t rows, int64_t panels, int64_t tile_rows, int64_t width) {
-  return (blocks ? rows * panels : tile_rows) * width;
+inline int64_t sum_floats(bool has_blocks, int64_t rows, int64_t panels, int64_t tile_rows, int64_t width) {
+  return (has_blocks ? rows * panels : tile_rows) * width;
 }
 
 }  // namespace duokv::cpu
@@ -109,8 +109,6 @@ constexpr bool kReadingBound =
     2 * Lines * kCacheLine >= 8 * Panel::kRow * static_cast<int64_t>(4 * hn::MaxLanes(DF()));
 constexpr int64_t kNear = 20;
 
-HWY_INLINE int64_t lane_count() { return static_cast<int64_t>(hn::Lanes(DF())); }
-
 // sums [R, P panels] = or += a · b, where a is [steps][R].
 template <int R, int P, class Panel, int Lines>
 HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
@@ -118,7 +116,7 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
                      float* HWY_RESTRICT sums, bool add, Ahead ahead) {
   const DF df;
   const hn::ScalableTag<typename Panel::Left> left;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(df));
+  const int64_t lanes = lane_count();
   VF sum[R][P * kBlockVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -146,8 +144,7 @@ HWY_INLINE void tile(int64_t steps, const typename Panel::Left* HWY_RESTRICT a,
     // Several panels are streams enough to keep the memory busy.
     if constexpr (P == 1) {
       for (int64_t j = 0; j < kTogether; ++j) {
-        const char* line = ahead.data + (i / kSteps * kTogether + j) * ahead.step;
-        prefetch_to_l2(line, 1);
+        prefetch_to_l2(ahead.data + (i / kSteps * kTogether + j) * ahead.step, 1);
       }
     }
 #pragma GCC unroll 8
@@ -188,25 +185,23 @@ HWY_NOINLINE void tile_of(int64_t rows, int64_t steps, const typename Panel::Lef
 // What blocks along k of P panels add up to: rows of C from `c` on. Until the last block the sums wait,
 // [rows][P panels]; that one's become C tile by tile. Where it is the only one, all tiles have the same place
 // for them.
+template <int P>
 struct Output {
   const PanelProduct& product;
   float* c;
   int64_t columns;
   float* sums;
-  int64_t stride;    // of the sums of a row
   bool first, last;  // block
 
-  float* sums_of(int64_t row) const { return first && last ? sums : sums + row * stride; }
+  float* sums_of(int64_t row) const { return first && last ? sums : sums + row * P * width(); }
 
-  // Asks for rows of C while their sums are computed: writing takes as long as reading does. A few rows are
-  // in the cache.
+  // Asks for rows of C while their sums are computed: writing takes as long as reading does.
   HWY_INLINE void expect(int64_t row, int64_t rows) const {
     if (!last) return;
     for (int64_t r = row; r < row + rows; ++r) prefetch_to_write(c + r * product.b.n, columns);
   }
 
   // C = or += the sums.
-  template <int P>
   void finish(int64_t row, int64_t rows) const {
     if (!last) return;
     const DF df;
@@ -230,19 +225,19 @@ struct Output {
 
 template <int P, class Panel, int Lines>
 void multiply_groups(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
-                     const typename Panel::Element* b, int64_t panel_stride, const Output& out,
+                     const typename Panel::Element* b, int64_t panel_stride, const Output<P>& out,
                      const char* next, int64_t next_bytes) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t r = groups.begin(g), rows = groups.size(g);
     const int64_t begin = next_bytes * g / groups.count, end = next_bytes * (g + 1) / groups.count;
     const Ahead ahead{next + begin, (end - begin) * 8 / (steps * Lines)};
-    if (groups.count > 2) out.expect(r, rows);
+    if (groups.count > 2) out.expect(r, rows);  // few rows are in the cache
     for (int64_t step = 0; step < steps; step += Panel::kSteps) {
       tile_of<P, Panel, Lines>(rows, std::min(Panel::kSteps, steps - step), a + r * steps + step * rows,
                                b + step * Panel::kRow * lane_count(), panel_stride, out.sums_of(r),
                                step > 0 || !out.first, ahead.after(step, Lines));
     }
-    out.finish<P>(r, rows);
+    out.finish(r, rows);
   }
 }
 
@@ -251,7 +246,7 @@ void multiply_groups(const RowGroups& groups, int64_t steps, const typename Pane
 // leave the kernel waiting, and a line fetched twice takes a place that another could use.
 template <int P, class Panel>
 void multiply_block(const RowGroups& groups, int64_t steps, const typename Panel::Left* a,
-                    const typename Panel::Element* b, int64_t panel_stride, const Output& out,
+                    const typename Panel::Element* b, int64_t panel_stride, const Output<P>& out,
                     const char* next, int64_t next_bytes) {
   if constexpr (P > 1) {
     multiply_groups<P, Panel, 8>(groups, steps, a, b, panel_stride, out, next, next_bytes);
@@ -293,9 +288,10 @@ void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* sc
   const RowGroups groups(chunk.rows);
   const int64_t k = p.b.k, most = chunk.depth, rows_of_panel = panel_rows(p.b), row_bytes = row_bytes_of(p.b);
   const int64_t panel_bytes = rows_of_panel * row_bytes;
+  const bool has_blocks = k > most;
   const char* first = static_cast<const char*>(p.b.data) + chunk.panel * panel_bytes;
   float* sums = scratch;
-  float* wide = sums + sum_floats(k > most, chunk.rows, chunk.panels, kBlockRows, width());
+  float* wide = sums + sum_floats(has_blocks, chunk.rows, chunk.panels, kBlockRows, width());
   float* packed = wide + most * width();
   const auto for_panels = [&](auto&& run) HWY_ATTR {
     int64_t panel = 0;
@@ -318,21 +314,21 @@ void multiply_blocks(const PanelProduct& p, const ProductChunk& chunk, float* sc
         next_bytes = after > 0 ? after * row_bytes : chunk.next_bytes;
       }
       const int64_t column = (chunk.panel + panel) * width();
-      const Output out{.product = p,
-                       .c = p.c + chunk.row * p.b.n + column,
-                       .columns = std::min(P * width(), p.b.n - column),
-                       .sums = sums + (k > most ? panel * chunk.rows * width() : 0),
-                       .stride = P * width(),
-                       .first = i == 0,
-                       .last = i + depth == k};
-      if (kNarrow && P == 1 && groups.count > 2) {
-        widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
-        multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, out, next,
-                                     next_bytes);
-      } else {
-        multiply_block<P, Panel>(groups, steps, a, reinterpret_cast<const Element*>(block),
-                                 panel_bytes / static_cast<int64_t>(sizeof(Element)), out, next, next_bytes);
+      const Output<P> out{.product = p,
+                          .c = p.c + chunk.row * p.b.n + column,
+                          .columns = std::min(P * width(), p.b.n - column),
+                          .sums = sums + (has_blocks ? panel * chunk.rows * width() : 0),
+                          .first = i == 0,
+                          .last = i + depth == k};
+      if constexpr (kNarrow && P == 1) {
+        if (groups.count > 2) {
+          widen(reinterpret_cast<const uint32_t*>(block), depth, wide);
+          return multiply_block<1, WidePanel>(groups, depth, reinterpret_cast<const float*>(a), wide, 0, out,
+                                              next, next_bytes);
+        }
       }
+      multiply_block<P, Panel>(groups, steps, a, reinterpret_cast<const Element*>(block),
+                               panel_bytes / static_cast<int64_t>(sizeof(Element)), out, next, next_bytes);
     });
   }
 }

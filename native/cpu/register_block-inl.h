@@ -39,6 +39,10 @@ inline constexpr int kBlockRows = 6, kBlockVectors = 2;
 
 static_assert(kBlockRows <= kMostBlockRows);
 
+HWY_INLINE int64_t lane_count() {
+  return static_cast<int64_t>(hwy::HWY_NAMESPACE::Lanes(hwy::HWY_NAMESPACE::ScalableTag<float>()));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace duokv::cpu
 HWY_AFTER_NAMESPACE();

@@ -581,6 +581,8 @@ DUOKV_TEST(arguments_are_checked) {
     expect_status(table().attention_forward(device(), &args), ops::kInvalid, what);
   };
   forward("query heads", [](ops::AttentionArgs& a) { a.query_heads = 5; });
+  for (float scale : {0.0f, -1.0f, kInfinity, kNaN})
+    forward("scale", [&](ops::AttentionArgs& a) { a.scale = scale; });
   forward("bank count", [](ops::AttentionArgs& a) { a.bank_count = 3; });
   forward("window", [](ops::AttentionArgs& a) { a.banks[1].window = -1; });
   ops::BankRow rows[2] = {laid.args.banks[0].rows[0], laid.args.banks[0].rows[1]};
