@@ -28,4 +28,12 @@ int main() {
     duokv_measured(call);
     std::printf("%s, %s\n", operation.name.c_str(), operation.mode.c_str());
   }
+  // Asked after every call. What never changes was read when it was asked for the first time.
+  const auto ask = [&](int64_t) {
+    duokv::ops::DeviceInfo info;
+    duokv::test::table().info(device, &info);
+  };
+  ask(0);
+  duokv_measured(ask);
+  std::printf("device info\n");
 }
