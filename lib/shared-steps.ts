@@ -15,12 +15,14 @@ interface Waiting<Step, Result> {
  * Joins the decode steps that concurrent callers ask for, each for a row of its own, so that they share one pass
  * over the weights. A row's result does not depend on who shares its step.
  *
- * A lone caller's step begins at once. What is asked for while a step runs begins together when it has ended.
+ * What is asked for in one turn of the event loop begins together at its end: the callers that a step has answered come
+ * back one after another within a turn. What is asked for while a step runs waits until it has ended.
  */
 export class SharedSteps<Step extends { readonly row: number }, Result> {
   readonly #runSteps: RunSteps<Step, Result>;
   #waiting: Waiting<Step, Result>[] = [];
   #running = 0;
+  #scheduled = false;
 
   constructor(runSteps: RunSteps<Step, Result>) {
     this.#runSteps = runSteps;
@@ -31,8 +33,17 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
     const result = new Promise<Result>((resolve, reject) => {
       this.#waiting.push({ step, signal, resolve, reject });
     });
-    if (this.#running === 0) this.flush();
+    this.#schedule();
     return result;
+  }
+
+  #schedule(): void {
+    if (this.#scheduled || this.#running > 0 || this.#waiting.length === 0) return;
+    this.#scheduled = true;
+    setImmediate(() => {
+      this.#scheduled = false;
+      if (this.#running === 0) this.flush();
+    });
   }
 
   /** Begins what waits, so that a call made next comes after it. */
@@ -75,10 +86,7 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
       .finally(() => {
         for (const { signal } of members) signal?.removeEventListener('abort', abort);
         this.#running--;
-        // The callers that have just been answered may ask for their next step in this turn.
-        setImmediate(() => {
-          if (this.#running === 0) this.flush();
-        });
+        this.#schedule();
       });
   }
 

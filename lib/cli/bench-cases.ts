@@ -7,7 +7,7 @@ import type { Session } from '../session.js';
 import { presetConfig } from './model-config.js';
 import { syntheticTokens } from './synthetic-tokens.js';
 
-export const MEASUREMENTS = ['prefill', 'decode', 'request', 'train'] as const;
+export const MEASUREMENTS = ['prefill', 'decode', 'generate', 'request', 'train'] as const;
 export type Measurement = (typeof MEASUREMENTS)[number];
 
 /** One line of the table. */
@@ -59,38 +59,72 @@ function syntheticBatch(rows: number, length: number, vocab: number) {
   };
 }
 
-interface Decoding {
+/** A case of many steps of all its rows, after their prompts. */
+interface Stepped {
   readonly case: Case;
-  readonly session: Session;
-  readonly prompt: Int32Array;
-  readonly tokens: Int32Array;
+  begin(signal: AbortSignal): Promise<unknown>;
+  step(signal: AbortSignal): Promise<unknown>;
+}
+
+/** Every row's prompt, [rows, length], as an array. */
+const rowsOf = (prompt: Int32Array, rows: number): Int32Array[] =>
+  Array.from({ length: rows }, (_, row) =>
+    prompt.subarray((row * prompt.length) / rows).subarray(0, prompt.length / rows),
+  );
+
+/** Steps by `session.decode`, of the same tokens. */
+function decoding(made: Case, session: Session, prompt: Int32Array): Stepped {
+  const tokens = prompt.slice(0, made.batch);
+  return {
+    case: made,
+    async begin(signal) {
+      await session.reset();
+      await session.prefill({ tokens: prompt }, { signal });
+    },
+    step: (signal) => session.decode({ tokens }, { signal }),
+  };
+}
+
+/** Steps of one generator a row, with the sampling that guides suggest. */
+function generating(made: Case, session: Session, prompt: Int32Array, steps: number): Stepped {
+  let generators: AsyncGenerator<unknown>[] = [];
+  const step = () => Promise.all(generators.map((generator) => generator.next()));
+  return {
+    case: made,
+    async begin(signal) {
+      await session.reset();
+      const sampling = { maxTokens: steps + 1, temperature: 0.8, topP: 0.95, signal };
+      generators = rowsOf(prompt, made.batch).map((tokens, row) =>
+        session.generate({ ...sampling, prompt: tokens, row, seed: row }),
+      );
+      await step();
+    },
+    step,
+  };
 }
 
 /**
  * Steps of all cases by turns, a few at a time: what else the machine does changes within seconds, and so touches all of them.
  * `beforeTurns` is awaited whenever all have had as many.
  */
-function decodeWork(
-  decoding: readonly Decoding[],
+function steppedWork(
+  all: readonly Stepped[],
   steps: number,
   beforeTurns: (signal: AbortSignal) => Promise<void>,
 ): Work {
   return {
-    cases: decoding.map((given) => given.case),
+    cases: all.map((stepped) => stepped.case),
     async run(signal) {
-      for (const { session, prompt } of decoding) {
-        await session.reset();
-        await session.prefill({ tokens: prompt }, { signal });
-      }
-      const total = decoding.map(() => 0);
+      for (const stepped of all) await stepped.begin(signal);
+      const total = all.map(() => 0);
       for (let done = 0; done < steps; done += STEPS_IN_TURN) {
         await beforeTurns(signal);
         const count = Math.min(STEPS_IN_TURN, steps - done);
-        for (let turn = 0; turn < decoding.length; turn++) {
-          const index = (turn + done / STEPS_IN_TURN) % decoding.length;
-          const { session, tokens } = decoding[index] as Decoding;
+        for (let turn = 0; turn < all.length; turn++) {
+          const index = (turn + done / STEPS_IN_TURN) % all.length;
+          const stepped = all[index] as Stepped;
           total[index] += await timed(async () => {
-            for (let step = 0; step < count; step++) await session.decode({ tokens }, { signal });
+            for (let step = 0; step < count; step++) await stepped.step(signal);
           });
         }
       }
@@ -111,7 +145,7 @@ export async function prepareWork(
   const { length, precision, steps, trainLength, measure, routes } = options;
   const works: Work[] = [];
   const cases: Case[] = [];
-  const decoding: Decoding[] = [];
+  const stepped: Stepped[] = [];
   const parameters = new Map<string, number>();
   for (const design of options.designs) {
     const config = presetConfig(design);
@@ -140,7 +174,11 @@ export async function prepareWork(
       }
       if (measure.includes('decode')) {
         const session = model.session({ batch, capacity: length + steps, precision });
-        decoding.push({ session, prompt, tokens, case: add('decode', null) });
+        stepped.push(decoding(add('decode', null), session, prompt));
+      }
+      if (measure.includes('generate')) {
+        const session = model.session({ batch, capacity: length + steps, precision });
+        stepped.push(generating(add('generate', null), session, prompt, steps));
       }
       if (measure.includes('request')) {
         const session = model.session({ batch, capacity: length + steps, precision });
@@ -160,6 +198,6 @@ export async function prepareWork(
       }
     }
   }
-  if (decoding.length > 0) works.push(decodeWork(decoding, steps, beforeTurns));
+  if (stepped.length > 0) works.push(steppedWork(stepped, steps, beforeTurns));
   return { works, cases, parameters };
 }

@@ -71,7 +71,7 @@ export function benchCommand(): Command {
     .enablePositionalOptions()
     .addCommand(benchLatencyCommand())
     .description(
-      'Time prefill by route, a decode step, a request of both or a training step; medians over rounds that rotate the order',
+      'Time prefill by route, decode and generation steps, requests or training steps; medians over rounds that rotate the order',
     )
     .addOption(listOption('--designs <presets>', 'presets to time, with commas', ['local-history-126m']))
     .addOption(
@@ -87,11 +87,11 @@ export function benchCommand(): Command {
     .addOption(
       new Option('--batch <rows>', 'rows, several with commas').argParser(positiveIntegers).default([1], '1'),
     )
-    .option('--steps <count>', 'decode steps in one repetition', positiveInteger, 32)
+    .option('--steps <count>', 'steps in one repetition', positiveInteger, 32)
     .option('--rounds <count>', 'repetitions after one to warm up', positiveInteger, 5)
     .option(
       '--read-rate <program>',
-      'asked between decode steps how fast memory is read: writes GB/s on a line for every line it gets',
+      'asked between steps how fast memory is read: writes GB/s on a line for every line it gets',
     )
     .option('--peers', 'time a PyTorch peer in the same rounds')
     .option('--python <path>', 'the Python that runs it', 'python3')
@@ -110,9 +110,8 @@ export function benchCommand(): Command {
         throw new UsageError(`--measure ${name} is none of ${MEASUREMENTS.join(', ')}`);
     }
     const { peerScript } = options;
-    if (options.peers && options.measure.includes('request')) {
-      throw new UsageError('--peers knows no --measure request');
-    }
+    const unknown = options.measure.find((name) => ['generate', 'request'].includes(name));
+    if (options.peers && unknown !== undefined) throw new UsageError(`--peers knows no --measure ${unknown}`);
     if (options.peers && peerScript === undefined) throw new UsageError('--peers needs --peer-script');
     await using device = await openChosenDevice(options);
     await using reader =

@@ -244,6 +244,24 @@ Operation attention(ops::Device* device, const std::string& name, const Attentio
           }};
 }
 
+// One token by temperature and top-p; `bytes` are the logits, read once.
+Operation sampling(ops::Device* device, int64_t vocabulary) {
+  return {"sample, 1 row", "fp32", 0, 4.0 * static_cast<double>(vocabulary), [=]() -> Call {
+            std::vector<float> spread = values(vocabulary);
+            for (float& x : spread) x *= 10;
+            const auto logits = std::make_shared<Array<float>>(device, spread);
+            const auto options = std::make_shared<Array<ops::SampleRow>>(
+                device, std::vector<ops::SampleRow>{{0.8f, static_cast<int32_t>(vocabulary), 0.95, 0.5}});
+            const auto token = std::make_shared<Array<int32_t>>(device, 1);
+            const auto logprob = std::make_shared<Array<float>>(device, 1);
+            return [=](int64_t) {
+              const ops::SampleArgs args = {logits->data(), 1, vocabulary, options->data(), token->data(),
+                                            logprob->data()};
+              check(table().sample(device, &args));
+            };
+          }};
+}
+
 // Operations that memory bounds; `bytes` are read and written.
 void row_wise(ops::Device* device, int64_t m, std::vector<Operation>& all) {
   const auto add = [&](const char* name, double bytes, std::function<Call()> prepare) {
@@ -337,6 +355,7 @@ std::vector<Operation> operations(ops::Device* device, const Sizes& sizes) {
     decode("attention decode, both banks", 1, m);
     decode("attention decode, both banks, 8 rows", 8, ceil_div(m, 4));
   }
+  all.push_back(sampling(device, vocabulary));
   // Enough rows that no cache holds them.
   row_wise(device, 4 * m, all);
   return all;

@@ -1,3 +1,10 @@
+#include <hwy/targets.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
 #include "test/harness.h"
 #include "test/sample_reference.h"
 #include "test/threads.h"
@@ -25,13 +32,65 @@ void expect_right(const SampleProblem& p) {
 
 DUOKV_TEST(draws_what_fp64_draws) {
   uint64_t seed = 1;
-  for (const int64_t vocab : {1, 2, 3, 17, 97, 512, 1031}) {
+  for (const int64_t vocab : {1, 2, 3, 17, 63, 64, 65, 97, 127, 128, 129, 512, 1031}) {
     for (int64_t rows = 1; rows <= 9; ++rows) {
       for (const float spread : {0.0f, 3.0f, 40.0f})
         expect_right(random_sample_problem(++seed, rows, vocab, spread));
     }
   }
   expect_right(random_sample_problem(3, 9, 32768, 12));
+}
+
+// Logits as the search for what is kept likes them least: of all magnitudes, mostly alike, mostly -infinity,
+// a few far above the rest.
+std::vector<SampleProblem> awkward_problems() {
+  std::vector<SampleProblem> problems;
+  std::mt19937_64 engine(5);
+  const auto uniform = [&] { return static_cast<float>(static_cast<double>(engine() >> 11) * 0x1p-53); };
+  const auto add = [&](uint64_t seed, int64_t vocab, auto&& change) {
+    SampleProblem p = random_sample_problem(seed, 9, vocab, 6);
+    for (float& x : p.logits) x = change(x);
+    problems.push_back(std::move(p));
+  };
+  uint64_t seed = 100;
+  for (const int64_t vocab : {97, 129, 257, 1031, 5003}) {
+    add(++seed, vocab, [&](float x) { return std::copysign(std::exp(170 * uniform() - 85), x); });
+    add(++seed, vocab, [&](float x) { return std::round(x); });
+    add(++seed, vocab, [&](float x) { return uniform() < 0.3f ? x : 0.0f * x; });
+    add(++seed, vocab,
+        [&](float x) { return uniform() < 0.1f ? x : -std::numeric_limits<float>::infinity(); });
+    add(++seed, vocab, [&](float x) { return uniform() < 0.01f ? 30 + x : 1e-3f * x; });
+  }
+  return problems;
+}
+
+DUOKV_TEST(draws_what_fp64_draws_of_awkward_logits) {
+  for (const SampleProblem& p : awkward_problems()) expect_right(p);
+}
+
+DUOKV_TEST(every_instruction_set_draws_the_same) {
+  std::vector<SampleProblem> problems = awkward_problems();
+  for (const int64_t vocab : {1, 15, 16, 63, 1031})
+    problems.push_back(random_sample_problem(7, 9, vocab, 12));
+  std::vector<Sampled> expected;
+  for (const int64_t target : {static_cast<int64_t>(HWY_STATIC_TARGET), static_cast<int64_t>(HWY_AVX2),
+                               static_cast<int64_t>(HWY_AVX3)}) {
+    if ((hwy::SupportedTargets() & target) == 0) continue;
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().DeInit();
+    for (size_t i = 0; i < problems.size(); ++i) {
+      Sampled got = sample(problems[i]);
+      if (target == static_cast<int64_t>(HWY_STATIC_TARGET)) {
+        expected.push_back(std::move(got));
+      } else {
+        const std::string what = std::string(hwy::TargetName(target)) + ", problem " + std::to_string(i);
+        expect_bitwise(what + ": tokens", got.tokens, expected[i].tokens);
+        expect_bitwise(what + ": log-probabilities", got.logprobs, expected[i].logprobs);
+      }
+    }
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().DeInit();
+  }
 }
 
 // As many as the masses say, over many draws.

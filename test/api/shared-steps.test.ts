@@ -46,29 +46,49 @@ function fakeSession(rowCount: number) {
 }
 
 describe('shared decode steps', () => {
-  it('begins a lone step at once and joins those asked for meanwhile', async () => {
-    const { calls, step } = fakeSession(3);
-    const first = step(2, 5);
-    assert.equal(calls.length, 1);
-    const others = [step(0, 6), step(1, 7)];
+  it('begins together what is asked for in one turn, and what is asked for while a step runs', async () => {
+    const { calls, step } = fakeSession(4);
+    const first = [step(2, 5), step(0, 6)];
+    await turn();
+    assert.deepEqual(calls[0]?.rows, [2, 0]);
+    const meanwhile = step(1, 7);
+    await turn();
     assert.equal(calls.length, 1);
     calls[0]?.end();
-    assert.deepEqual(await first, { row: 2, token: 5 });
-    // It comes back in the same turn, so the next step is of all three.
-    const again = step(2, 8);
-    await turn();
-    assert.deepEqual(calls[1]?.rows, [0, 1, 2]);
-    calls[1]?.end();
-    assert.deepEqual(await Promise.all([...others, again]), [
+    assert.deepEqual(await Promise.all(first), [
+      { row: 2, token: 5 },
       { row: 0, token: 6 },
-      { row: 1, token: 7 },
-      { row: 2, token: 8 },
     ]);
+    // They come back in the same turn, so the next step is of all three.
+    const again = [step(2, 8), step(0, 9)];
+    await turn();
+    assert.deepEqual(calls[1]?.rows, [1, 2, 0]);
+    calls[1]?.end();
+    await Promise.all([meanwhile, ...again]);
+  });
+
+  it('has every caller in every step, however many microtasks each takes to come back', async () => {
+    const count = 8;
+    const { calls, step } = fakeSession(count);
+    const loops = Array.from({ length: count }, async (_, row) => {
+      for (let token = 0; token < 5; token++) {
+        await step(row, token);
+        for (let hop = 0; hop < row; hop++) await undefined;
+      }
+    });
+    for (let i = 0; i < 5; i++) {
+      await turn();
+      assert.equal(calls[i]?.rows.length, count, `step ${i}`);
+      calls[i]?.end();
+    }
+    await Promise.all(loops);
+    assert.equal(calls.length, 5);
   });
 
   it('runs a step again without the rows that were aborted, which stay as they were', async () => {
     const { rows, calls, step } = fakeSession(3);
     step(0, 1);
+    await turn();
     const leaving = new AbortController();
     const left = step(1, 2, leaving.signal);
     const staying = step(2, 3);
@@ -87,6 +107,7 @@ describe('shared decode steps', () => {
   it('gives each row its own error', async () => {
     const { calls, step } = fakeSession(3);
     step(0, 1);
+    await turn();
     const bad = step(1, 2);
     const good = step(2, 3);
     calls[0]?.end();
@@ -106,6 +127,7 @@ describe('shared decode steps', () => {
   it('lets a call made later come later', async () => {
     const { calls, step, flush } = fakeSession(2);
     step(0, 1);
+    flush();
     step(1, 2);
     flush();
     assert.deepEqual(

@@ -67,7 +67,8 @@ describe('duokv bench', () => {
          });`,
         { mode: 0o755 },
       );
-    const args = ['bench', '--designs', 'local-history-tiny,gqa2-tiny', '--measure', 'decode,prefill'];
+    const args = ['bench', '--designs', 'local-history-tiny,gqa2-tiny'];
+    args.push('--measure', 'generate,decode,prefill');
     args.push('--routes', 'exact', '--batch', '1,3', ...SMALL, '--steps', '6', '--read-rate', program);
     // 20 and 30 GB/s by turns: two samples in each repetition of 6 steps.
     await says('(globalThis.count = (globalThis.count ?? 0) + 1) % 2 ? 20 : 30');
@@ -78,11 +79,12 @@ describe('duokv bench', () => {
         [1, 3].flatMap((batch) => [
           ['prefill', design, batch, 2],
           ['decode', design, batch, 2],
+          ['generate', design, batch, 2],
         ]),
       ),
     );
     for (const { measure, readGbytes } of results)
-      assert.deepEqual(readGbytes?.map(Math.round), measure === 'decode' ? [24, 24] : undefined);
+      assert.deepEqual(readGbytes?.map(Math.round), measure === 'prefill' ? undefined : [24, 24]);
     assert.equal((await readFile(asked, 'utf8')).length, 6);
 
     await says('"fast"');
@@ -119,5 +121,7 @@ describe('duokv bench', () => {
     await duokvFails([...args, ...peers], 1, /ERR_ARGUMENT: .*gqa2 has 7 parameters, gqa2-tiny has \d+/);
     delete process.env['PEER_PARAMETERS'];
     await duokvFails([...args, '--peers'], 2, /--peers needs --peer-script/);
+    const generate = [...args, ...peers, '--measure', 'decode,generate'];
+    await duokvFails(generate, 2, /--peers knows no --measure generate/);
   });
 });
