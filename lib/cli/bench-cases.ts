@@ -66,12 +66,6 @@ interface Stepped {
   step(signal: AbortSignal): Promise<unknown>;
 }
 
-/** Every row's prompt, [rows, length], as an array. */
-const rowsOf = (prompt: Int32Array, rows: number): Int32Array[] =>
-  Array.from({ length: rows }, (_, row) =>
-    prompt.subarray((row * prompt.length) / rows).subarray(0, prompt.length / rows),
-  );
-
 /** Steps by `session.decode`, of the same tokens. */
 function decoding(made: Case, session: Session, prompt: Int32Array): Stepped {
   const tokens = prompt.slice(0, made.batch);
@@ -85,17 +79,20 @@ function decoding(made: Case, session: Session, prompt: Int32Array): Stepped {
   };
 }
 
-/** Steps of one generator a row, with the sampling that guides suggest. */
+/** Steps of one generator a row, each token drawn by temperature and top-p. */
 function generating(made: Case, session: Session, prompt: Int32Array, steps: number): Stepped {
+  const length = prompt.length / made.batch;
   let generators: AsyncGenerator<unknown>[] = [];
   const step = () => Promise.all(generators.map((generator) => generator.next()));
   return {
     case: made,
     async begin(signal) {
       await session.reset();
-      const sampling = { maxTokens: steps + 1, temperature: 0.8, topP: 0.95, signal };
-      generators = rowsOf(prompt, made.batch).map((tokens, row) =>
-        session.generate({ ...sampling, prompt: tokens, row, seed: row }),
+      generators = Array.from({ length: made.batch }, (_, row) =>
+        session.generate({
+          prompt: prompt.subarray(row * length, (row + 1) * length),
+          ...{ row, seed: row, maxTokens: steps + 1, temperature: 0.8, topP: 0.95, signal },
+        }),
       );
       await step();
     },
