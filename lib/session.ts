@@ -128,11 +128,13 @@ class SessionCache {
   readonly #native: NativeSession;
   readonly #names: readonly string[];
   readonly #batch: number;
+  readonly #beginSteps: () => void;
 
-  constructor(session: NativeSession, names: readonly string[], batch: number) {
+  constructor(session: NativeSession, names: readonly string[], batch: number, beginSteps: () => void) {
     this.#native = session;
     this.#names = names;
     this.#batch = batch;
+    this.#beginSteps = beginSteps;
   }
 
   /**
@@ -174,6 +176,7 @@ class SessionCache {
       );
     }
     if (row !== undefined) checkInteger(row, 'row', 0, this.#batch - 1);
+    this.#beginSteps();
     return callEngine(() => this.#native.readCache(name, row ?? -1));
   }
 }
@@ -245,7 +248,7 @@ export class Session implements Disposable {
     this.capacity = capacity;
     this.precision = precision;
     const names = [...model.plan.banks.flatMap(({ name }) => [`${name}.k`, `${name}.v`]), 'documentIds'];
-    this.cache = new SessionCache(session, names, batch);
+    this.cache = new SessionCache(session, names, batch, () => this.#steps.flush());
     this.ready = ready;
     this.#native = session;
     this.#steps = new SharedSteps((draws, signal) => this.#draw(draws, 'exact', signal));

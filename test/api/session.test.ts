@@ -290,6 +290,32 @@ describe('session', () => {
     );
   });
 
+  it('runs a step of a generator before what is called after it was asked for', async () => {
+    using model = await Model.create(device, small());
+    using session = model.session({ batch: 2, capacity: 40 });
+    const generator = session.generate({ prompt: [1, 2, 3], maxTokens: 20 });
+    await generator.next();
+    let held = 3;
+    const calls: [() => Promise<unknown>, number][] = [
+      [async () => assert.equal((await session.cache.read('documentIds', 0)).length, held), 0],
+      [() => session.decode({ tokens: [4], rows: [0] }), 1],
+      [() => session.prefill({ tokens: [4, 5], rows: [0] }), 2],
+      [() => session.generate({ prompt: [6], maxTokens: 1, row: 0 }).next(), 1],
+    ];
+    for (const [call, appended] of calls) {
+      const step = generator.next();
+      held += 1;
+      await call();
+      held += appended;
+      assert.deepEqual(session.lengths, [held, 0]);
+      await step;
+    }
+    const step = generator.next();
+    await session.reset();
+    assert.deepEqual(session.lengths, [0, 0]);
+    await step;
+  });
+
   it('stores BF16 under the bf16 policy, at half the bytes', async () => {
     const config = small();
     using model = await Model.create(device, config);
