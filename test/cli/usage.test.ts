@@ -35,7 +35,7 @@ describe('duokv', () => {
     await duokvFails(
       ['bench', '--measure', 'serve'],
       2,
-      /--measure serve is none of prefill, decode, request, train/,
+      /--measure serve is none of prefill, decode, generate, request, train/,
     );
     await duokvFails(['score', 'a', 'b', '--precision', 'fp8'], 2, /'fp8' is invalid.*fp32, fp32-tf32x3/);
     const { code } = await duokv([]);
