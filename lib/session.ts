@@ -16,6 +16,7 @@ import {
   type Tokens,
 } from './arguments.js';
 import { DuokvError } from './errors.js';
+import { Lane } from './lane.js';
 import { type Model, seedText } from './model.js';
 import {
   type CacheBytes,
@@ -123,18 +124,21 @@ export interface GraphStats {
   readonly seconds: number;
 }
 
+/** Makes a session's call after those that were made before it. */
+type InOrder = <T>(call: () => Promise<T>) => Promise<T>;
+
 /** The complete cache of a session, by name. */
 class SessionCache {
   readonly #native: NativeSession;
   readonly #names: readonly string[];
   readonly #batch: number;
-  readonly #beginSteps: () => void;
+  readonly #inOrder: InOrder;
 
-  constructor(session: NativeSession, names: readonly string[], batch: number, beginSteps: () => void) {
+  constructor(session: NativeSession, names: readonly string[], batch: number, inOrder: InOrder) {
     this.#native = session;
     this.#names = names;
     this.#batch = batch;
-    this.#beginSteps = beginSteps;
+    this.#inOrder = inOrder;
   }
 
   /**
@@ -176,8 +180,7 @@ class SessionCache {
       );
     }
     if (row !== undefined) checkInteger(row, 'row', 0, this.#batch - 1);
-    this.#beginSteps();
-    return callEngine(() => this.#native.readCache(name, row ?? -1));
+    return this.#inOrder(() => callEngine(() => this.#native.readCache(name, row ?? -1)));
   }
 }
 
@@ -235,6 +238,7 @@ export class Session implements Disposable {
    */
   readonly ready: Promise<void>;
   readonly #native: NativeSession;
+  readonly #lane = new Lane();
   readonly #steps: SharedSteps<Draw, GeneratedToken>;
 
   private constructor(
@@ -248,10 +252,15 @@ export class Session implements Disposable {
     this.capacity = capacity;
     this.precision = precision;
     const names = [...model.plan.banks.flatMap(({ name }) => [`${name}.k`, `${name}.v`]), 'documentIds'];
-    this.cache = new SessionCache(session, names, batch, () => this.#steps.flush());
+    this.cache = new SessionCache(session, names, batch, (call) => this.#inOrder(call));
     this.ready = ready;
     this.#native = session;
-    this.#steps = new SharedSteps((draws, signal) => this.#draw(draws, 'exact', signal));
+    this.#steps = new SharedSteps((draws, signal) => this.#draw(draws, 'exact', signal), this.#lane);
+  }
+
+  #inOrder<T>(call: () => Promise<T>): Promise<T> {
+    this.#steps.flush();
+    return this.#lane.run(call);
   }
 
   /** @internal */
@@ -370,10 +379,12 @@ export class Session implements Disposable {
     checkCallOptions(options, ['signal']);
     const { route, suffix } = checkSchedule(input.schedule ?? 'exact');
     const { rows, counts, tokens, documentIds } = this.#prompts(input);
-    this.#steps.flush();
-    const { logits, exact, positions } = await callEngine(
-      (cancellation) => this.#native.prefill(rows, counts, tokens, documentIds, route, suffix, cancellation),
-      options.signal,
+    const { logits, exact, positions } = await this.#inOrder(() =>
+      callEngine(
+        (cancellation) =>
+          this.#native.prefill(rows, counts, tokens, documentIds, route, suffix, cancellation),
+        options.signal,
+      ),
     );
     const byLength = new Map(positions.map((position, i) => [counts[i], position]));
     const sum = { kvInput: 0, queryOutput: 0 };
@@ -416,14 +427,18 @@ export class Session implements Disposable {
     checkOptions(input, 'input', ['tokens', 'documentIds', 'rows']);
     checkCallOptions(options, ['signal']);
     const rows = checkRows(input.rows, this.batch);
-    const tokens = checkTokens(input.tokens, 'tokens', this.model.config.vocab);
+    // Copied: the call may have to wait, and the caller may use the arrays again.
+    const tokens = checkTokens(input.tokens, 'tokens', this.model.config.vocab).slice();
     checkLength(tokens.length, 'tokens', rows.length);
     const documentIds =
-      input.documentIds === undefined ? undefined : checkIds(input.documentIds, 'documentIds', rows.length);
-    this.#steps.flush();
-    const logits = await callEngine(
-      (cancellation) => this.#native.decode(rows, tokens, documentIds, cancellation),
-      options.signal,
+      input.documentIds === undefined
+        ? undefined
+        : checkIds(input.documentIds, 'documentIds', rows.length).slice();
+    const logits = await this.#inOrder(() =>
+      callEngine(
+        (cancellation) => this.#native.decode(rows, tokens, documentIds, cancellation),
+        options.signal,
+      ),
     );
     return { logits };
   }
@@ -436,8 +451,7 @@ export class Session implements Disposable {
    */
   async reset(rows?: readonly number[]): Promise<void> {
     const checked = checkRows(rows, this.batch);
-    this.#steps.flush();
-    await callEngine(() => this.#native.reset(checked));
+    await this.#inOrder(() => callEngine(() => this.#native.reset(checked)));
   }
 
   /**
@@ -486,10 +500,7 @@ export class Session implements Disposable {
       tokens,
       settings: [temperature, Math.min(topK, vocab), topP, random.next()],
     });
-    const begin = () => {
-      this.#steps.flush();
-      return this.#draw([draw(prompt)], schedule, signal);
-    };
+    const begin = () => this.#inOrder(() => this.#draw([draw(prompt)], schedule, signal));
     const steps = this.#steps;
     return (async function* () {
       let [drawn] = (await begin()) as [GeneratedToken];

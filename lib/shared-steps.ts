@@ -1,3 +1,5 @@
+import type { Lane } from './lane.js';
+
 /** Runs the steps of several rows as one: their results, in order. A call that fails changes nothing. */
 export type RunSteps<Step, Result> = (
   steps: readonly Step[],
@@ -20,12 +22,15 @@ interface Waiting<Step, Result> {
  */
 export class SharedSteps<Step extends { readonly row: number }, Result> {
   readonly #runSteps: RunSteps<Step, Result>;
+  readonly #lane: Lane;
   #waiting: Waiting<Step, Result>[] = [];
   #running = 0;
   #scheduled = false;
 
-  constructor(runSteps: RunSteps<Step, Result>) {
+  /** `lane`: keeps the session's calls in order. */
+  constructor(runSteps: RunSteps<Step, Result>, lane: Lane) {
     this.#runSteps = runSteps;
+    this.#lane = lane;
   }
 
   /** The result of one row's step. Rejects with the signal's reason; the row is then as it was. */
@@ -61,37 +66,42 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
         }
       }
       this.#waiting = later;
-      if (together.length > 0) this.#run(together);
+      if (together.length > 0) this.#begin(together);
     }
   }
 
-  #run(members: readonly Waiting<Step, Result>[]): void {
+  #begin(members: readonly Waiting<Step, Result>[]): void {
+    this.#running++;
+    const run = () => this.#run(members);
+    // A step of several rows may take several calls, and what is called meanwhile comes after all of them.
+    const done = members.length > 1 ? this.#lane.exclusive(run) : this.#lane.run(run);
+    done.finally(() => {
+      this.#running--;
+      this.#schedule();
+    });
+  }
+
+  /** Answers all members; never rejects. */
+  async #run(members: readonly Waiting<Step, Result>[]): Promise<void> {
     const stop = new AbortController();
     const abort = () => stop.abort();
-    for (const { signal } of members) signal?.addEventListener('abort', abort);
-    this.#running++;
-    const watched = members.some(({ signal }) => signal !== undefined);
-    this.#runSteps(
-      members.map(({ step }) => step),
-      watched ? stop.signal : undefined,
-    )
-      .then(
-        (results) => {
-          members.forEach(({ resolve }, i) => {
-            resolve(results[i] as Result);
-          });
-        },
-        (error: unknown) => this.#part(members, error),
-      )
-      .finally(() => {
-        for (const { signal } of members) signal?.removeEventListener('abort', abort);
-        this.#running--;
-        this.#schedule();
+    const signals = members.flatMap(({ signal }) => signal ?? []);
+    for (const signal of signals) signal.addEventListener('abort', abort);
+    try {
+      const steps = members.map(({ step }) => step);
+      const results = await this.#runSteps(steps, signals.length > 0 ? stop.signal : undefined);
+      members.forEach(({ resolve }, i) => {
+        resolve(results[i] as Result);
       });
+    } catch (error) {
+      await this.#part(members, error);
+    } finally {
+      for (const signal of signals) signal.removeEventListener('abort', abort);
+    }
   }
 
   /** A step failed for all of its members: those that are not the cause go on. */
-  #part(members: readonly Waiting<Step, Result>[], error: unknown): void {
+  async #part(members: readonly Waiting<Step, Result>[], error: unknown): Promise<void> {
     const [first] = members;
     if (members.length === 1) {
       first?.reject(first.signal?.aborted ? first.signal.reason : error);
@@ -100,8 +110,7 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
     const aborted = members.filter(({ signal }) => signal?.aborted);
     const rest = members.filter(({ signal }) => !signal?.aborted);
     for (const { signal, reject } of aborted) reject(signal?.reason);
-    if (rest.length === 0) return;
-    if (aborted.length > 0) this.#run(rest);
-    else for (const member of rest) this.#run([member]);
+    if (aborted.length === 0) await Promise.all(rest.map((member) => this.#run([member])));
+    else if (rest.length > 0) await this.#run(rest);
   }
 }

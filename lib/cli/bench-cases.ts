@@ -151,40 +151,50 @@ export async function prepareWork(
     const trained = measure.includes('train') ? await Model.create(device, config, { seed: 0 }) : undefined;
     const trainer = trained?.trainer({ precision, microbatch: 1 });
     for (const batch of options.batch) {
-      const { tokens: prompt } = syntheticBatch(batch, length, config.vocab);
-      const tokens = prompt.slice(0, batch);
-      const add = (what: Measurement, route: string | null): Case => {
-        const made = { engine: 'duokv', measure: what, design, route, batch } as const;
-        cases.push(made);
+      let made: Int32Array | undefined;
+      const prompt = () => {
+        made ??= syntheticTokens(batch * length, config.vocab);
         return made;
+      };
+      // What the device cannot hold is refused before its tokens are made.
+      const open = async (capacity: number): Promise<Session> => {
+        const session = model.session({ batch, capacity, precision });
+        await session.ready;
+        return session;
+      };
+      const add = (what: Measurement, route: string | null): Case => {
+        const timedCase = { engine: 'duokv', measure: what, design, route, batch } as const;
+        cases.push(timedCase);
+        return timedCase;
       };
       const alone = (made: Case, run: (signal: AbortSignal) => Promise<number>) =>
         works.push({ cases: [made], run: async (signal) => [await run(signal)] });
       if (measure.includes('prefill')) {
-        const session = model.session({ batch, capacity: length, precision });
+        const session = await open(length);
+        const tokens = prompt();
         for (const route of routes) {
           alone(add('prefill', route), async (signal) => {
             await session.reset();
-            return timed(() => session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal }));
+            return timed(() => session.prefill({ tokens, schedule: route as 'exact' }, { signal }));
           });
         }
       }
       if (measure.includes('decode')) {
-        const session = model.session({ batch, capacity: length + steps, precision });
-        stepped.push(decoding(add('decode', null), session, prompt));
+        stepped.push(decoding(add('decode', null), await open(length + steps), prompt()));
       }
       if (measure.includes('generate')) {
-        const session = model.session({ batch, capacity: length + steps, precision });
-        stepped.push(generating(add('generate', null), session, prompt, steps));
+        stepped.push(generating(add('generate', null), await open(length + steps), prompt(), steps));
       }
       if (measure.includes('request')) {
-        const session = model.session({ batch, capacity: length + steps, precision });
+        const session = await open(length + steps);
+        const tokens = prompt();
+        const next = tokens.slice(0, batch);
         for (const route of routes) {
           alone(add('request', route), async (signal) => {
             await session.reset();
             return timed(async () => {
-              await session.prefill({ tokens: prompt, schedule: route as 'exact' }, { signal });
-              for (let step = 0; step < steps; step++) await session.decode({ tokens }, { signal });
+              await session.prefill({ tokens, schedule: route as 'exact' }, { signal });
+              for (let step = 0; step < steps; step++) await session.decode({ tokens: next }, { signal });
             });
           });
         }

@@ -316,6 +316,23 @@ describe('session', () => {
     await step;
   });
 
+  it('takes the tokens of a call that has to wait as they were when it was made', async () => {
+    using model = await Model.create(device, small());
+    using session = model.session({ batch: 3, capacity: 40 });
+    await session.prefill({ tokens: [1, 2, 3], rows: [2] });
+    const expected = await session.decode({ tokens: [7], rows: [2] });
+    await session.reset();
+    await session.prefill({ tokens: [1, 2, 3], rows: [2] });
+    const generators = [0, 1].map((row) => session.generate({ prompt: [row], maxTokens: 20, row }));
+    await Promise.all(generators.map((generator) => generator.next()));
+    const steps = generators.map((generator) => generator.next());
+    const tokens = Int32Array.of(7);
+    const decoded = session.decode({ tokens, rows: [2] });
+    tokens.fill(9);
+    assert.deepEqual((await decoded).logits, expected.logits);
+    await Promise.all(steps);
+  });
+
   it('stores BF16 under the bf16 policy, at half the bytes', async () => {
     const config = small();
     using model = await Model.create(device, config);

@@ -3,6 +3,7 @@ import { setImmediate as immediate } from 'node:timers/promises';
 
 import fc from 'fast-check';
 
+import { Lane } from '../../lib/lane.js';
 import { SharedSteps } from '../../lib/shared-steps.js';
 
 interface Step {
@@ -26,6 +27,7 @@ async function turn(): Promise<void> {
 function fakeSession(rowCount: number) {
   const rows: number[][] = Array.from({ length: rowCount }, () => []);
   const calls: Call[] = [];
+  const lane = new Lane();
   const shared = new SharedSteps<Step, Step>(
     (asked, signal) =>
       new Promise((resolve, reject) => {
@@ -40,9 +42,10 @@ function fakeSession(rowCount: number) {
           fail: reject,
         });
       }),
+    lane,
   );
   const step = (row: number, token: number, signal?: AbortSignal) => shared.step({ row, token }, signal);
-  return { rows, calls, step, flush: () => shared.flush() };
+  return { rows, calls, step, lane, flush: () => shared.flush() };
 }
 
 describe('shared decode steps', () => {
@@ -135,6 +138,32 @@ describe('shared decode steps', () => {
       [[0], [1]],
     );
     for (const call of calls) call.end();
+  });
+
+  it('lets a call made meanwhile come after a step that runs again without a row', async () => {
+    for (const failure of ['abort', 'error']) {
+      const { rows, calls, step, lane } = fakeSession(3);
+      const leaving = new AbortController();
+      const settled = Promise.allSettled([step(0, 1), step(1, 2, leaving.signal), step(2, 3)]);
+      await turn();
+      let held: number[][] = [];
+      const later = lane.run(async () => {
+        held = rows.map((row) => [...row]);
+      });
+      if (failure === 'abort') leaving.abort();
+      else calls[0]?.fail(new Error('row 1 is full'));
+      await turn();
+      for (const call of calls.slice(1)) {
+        if (call.rows[0] === 1) call.fail(new Error('row 1 is full'));
+        else call.end();
+      }
+      await later;
+      assert.deepEqual(held, [[1], [], [3]], failure);
+      assert.deepEqual(
+        (await settled).map(({ status }) => status),
+        ['fulfilled', 'rejected', 'fulfilled'],
+      );
+    }
   });
 
   it('keeps every row in its own order, whoever aborts and whenever steps end', async () => {
