@@ -339,22 +339,24 @@ export function callNow<T>(call: () => T): T {
   }
 }
 
-/** Calls that wait for a signal. One listener a signal serves them all: a server may share one signal among hundreds. */
-const cancellations = new WeakMap<AbortSignal, Set<NativeCancellation>>();
+/** What waits for a signal. One listener a signal serves them all: a server may share one signal among hundreds. */
+const waiting = new WeakMap<AbortSignal, Set<() => void>>();
 
-function watch(signal: AbortSignal, cancellation: NativeCancellation): () => void {
-  let waiting = cancellations.get(signal);
-  if (waiting === undefined) {
-    const calls = new Set<NativeCancellation>();
-    const cancelAll = () => {
-      for (const call of calls) call.cancel();
+/** Calls `aborted` when the signal is, unless the function that this returns was called before. */
+export function watch(signal: AbortSignal, aborted: () => void): () => void {
+  let calls = waiting.get(signal);
+  if (calls === undefined) {
+    const all = new Set<() => void>();
+    const callAll = () => {
+      for (const call of all) call();
     };
-    signal.addEventListener('abort', cancelAll, { once: true });
-    cancellations.set(signal, calls);
-    waiting = calls;
+    signal.addEventListener('abort', callAll, { once: true });
+    waiting.set(signal, all);
+    calls = all;
   }
-  const calls = waiting.add(cancellation);
-  return () => calls.delete(cancellation);
+  const own = () => aborted();
+  const joined = calls.add(own);
+  return () => joined.delete(own);
 }
 
 /**
@@ -367,7 +369,7 @@ export async function callEngine<T>(
 ): Promise<T> {
   signal?.throwIfAborted();
   const cancellation = signal === undefined ? undefined : new native.Cancellation();
-  const unwatch = signal && cancellation && watch(signal, cancellation);
+  const unwatch = signal && cancellation && watch(signal, () => cancellation.cancel());
   try {
     return await call(cancellation);
   } catch (error) {

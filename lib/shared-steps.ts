@@ -1,4 +1,5 @@
 import type { Lane } from './lane.js';
+import { watch } from './native.js';
 
 /** Runs the steps of several rows as one: their results, in order. A call that fails changes nothing. */
 export type RunSteps<Step, Result> = (
@@ -17,8 +18,9 @@ interface Waiting<Step, Result> {
  * Joins the decode steps that concurrent callers ask for, each for a row of its own, so that they share one pass
  * over the weights. A row's result does not depend on who shares its step.
  *
- * What is asked for in one turn of the event loop begins together at its end: the callers that a step has answered come
- * back one after another within a turn. What is asked for while a step runs waits until it has ended.
+ * A lone caller's step begins at once. After a step of several, what is asked for in one turn of the event loop begins
+ * together at its end: the callers that the step has answered come back one after another within that turn. What is asked
+ * for while a step runs waits until it has ended.
  */
 export class SharedSteps<Step extends { readonly row: number }, Result> {
   readonly #runSteps: RunSteps<Step, Result>;
@@ -26,6 +28,8 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
   #waiting: Waiting<Step, Result>[] = [];
   #running = 0;
   #scheduled = false;
+  /** Whether the last step had several members. */
+  #shared = false;
 
   /** `lane`: keeps the session's calls in order. */
   constructor(runSteps: RunSteps<Step, Result>, lane: Lane) {
@@ -38,7 +42,8 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
     const result = new Promise<Result>((resolve, reject) => {
       this.#waiting.push({ step, signal, resolve, reject });
     });
-    this.#schedule();
+    if (this.#running === 0 && this.#waiting.length === 1 && !this.#shared) this.flush();
+    else this.#schedule();
     return result;
   }
 
@@ -72,6 +77,7 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
 
   #begin(members: readonly Waiting<Step, Result>[]): void {
     this.#running++;
+    this.#shared = members.length > 1;
     const run = () => this.#run(members);
     // A step of several rows may take several calls, and what is called meanwhile comes after all of them.
     const done = members.length > 1 ? this.#lane.exclusive(run) : this.#lane.run(run);
@@ -84,9 +90,9 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
   /** Answers all members; never rejects. */
   async #run(members: readonly Waiting<Step, Result>[]): Promise<void> {
     const stop = new AbortController();
-    const abort = () => stop.abort();
     const signals = members.flatMap(({ signal }) => signal ?? []);
-    for (const signal of signals) signal.addEventListener('abort', abort);
+    const unwatch = signals.map((signal) => watch(signal, () => stop.abort()));
+    if (signals.some(({ aborted }) => aborted)) stop.abort();
     try {
       const steps = members.map(({ step }) => step);
       const results = await this.#runSteps(steps, signals.length > 0 ? stop.signal : undefined);
@@ -96,7 +102,7 @@ export class SharedSteps<Step extends { readonly row: number }, Result> {
     } catch (error) {
       await this.#part(members, error);
     } finally {
-      for (const signal of signals) signal.removeEventListener('abort', abort);
+      for (const end of unwatch) end();
     }
   }
 

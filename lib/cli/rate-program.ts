@@ -1,5 +1,4 @@
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
-import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import type { Readable, Writable } from 'node:stream';
 
@@ -39,8 +38,10 @@ export class RateProgram implements AsyncDisposable {
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    this.#child.stdin.end();
-    this.#child.kill();
-    if (this.#child.exitCode === null && this.#child.pid !== undefined) await once(this.#child, 'close');
+    // It has nothing to save, and what it started may hold on to its output.
+    this.#child.kill('SIGKILL');
+    this.#child.stdin.destroy();
+    this.#child.stdout.destroy();
+    await this.#ended;
   }
 }

@@ -31,6 +31,7 @@ function fakeSession(rowCount: number) {
   const shared = new SharedSteps<Step, Step>(
     (asked, signal) =>
       new Promise((resolve, reject) => {
+        if (signal?.aborted) return reject(signal.reason as Error);
         signal?.addEventListener('abort', () => reject(signal.reason as Error));
         calls.push({
           rows: asked.map(({ row }) => row),
@@ -49,25 +50,36 @@ function fakeSession(rowCount: number) {
 }
 
 describe('shared decode steps', () => {
-  it('begins together what is asked for in one turn, and what is asked for while a step runs', async () => {
-    const { calls, step } = fakeSession(4);
-    const first = [step(2, 5), step(0, 6)];
-    await turn();
-    assert.deepEqual(calls[0]?.rows, [2, 0]);
-    const meanwhile = step(1, 7);
+  it('begins a lone step at once, and together what is asked for meanwhile or comes back with others', async () => {
+    const { calls, step } = fakeSession(3);
+    const first = step(2, 5);
+    assert.equal(calls.length, 1);
+    const others = [step(0, 6), step(1, 7)];
     await turn();
     assert.equal(calls.length, 1);
     calls[0]?.end();
-    assert.deepEqual(await Promise.all(first), [
-      { row: 2, token: 5 },
-      { row: 0, token: 6 },
-    ]);
-    // They come back in the same turn, so the next step is of all three.
-    const again = [step(2, 8), step(0, 9)];
+    assert.deepEqual(await first, { row: 2, token: 5 });
+    // It comes back in the same turn, so the next step is of all three.
+    const again = step(2, 8);
     await turn();
-    assert.deepEqual(calls[1]?.rows, [1, 2, 0]);
+    assert.deepEqual(calls[1]?.rows, [0, 1, 2]);
     calls[1]?.end();
-    await Promise.all([meanwhile, ...again]);
+    await Promise.all([...others, again]);
+    // So do all of them.
+    const three = [step(1, 9), step(2, 10), step(0, 11)];
+    await turn();
+    assert.deepEqual(calls[2]?.rows, [1, 2, 0]);
+    calls[2]?.end();
+    await Promise.all(three);
+    // What comes back alone is alone once, and begins at once from then on.
+    const left = step(1, 12);
+    await turn();
+    assert.deepEqual(calls[3]?.rows, [1]);
+    calls[3]?.end();
+    await left;
+    await turn();
+    step(1, 13);
+    assert.deepEqual(calls[4]?.rows, [1]);
   });
 
   it('has every caller in every step, however many microtasks each takes to come back', async () => {
@@ -79,13 +91,14 @@ describe('shared decode steps', () => {
         for (let hop = 0; hop < row; hop++) await undefined;
       }
     });
-    for (let i = 0; i < 5; i++) {
+    // The first to ask is alone once, and so one step ahead.
+    for (const [i, rows] of [1, count, count, count, count, count - 1].entries()) {
       await turn();
-      assert.equal(calls[i]?.rows.length, count, `step ${i}`);
+      assert.equal(calls[i]?.rows.length, rows, `step ${i}`);
       calls[i]?.end();
     }
     await Promise.all(loops);
-    assert.equal(calls.length, 5);
+    assert.equal(calls.length, 6);
   });
 
   it('runs a step again without the rows that were aborted, which stay as they were', async () => {
@@ -144,26 +157,57 @@ describe('shared decode steps', () => {
     for (const failure of ['abort', 'error']) {
       const { rows, calls, step, lane } = fakeSession(3);
       const leaving = new AbortController();
+      step(0, 0);
       const settled = Promise.allSettled([step(0, 1), step(1, 2, leaving.signal), step(2, 3)]);
+      calls[0]?.end();
       await turn();
       let held: number[][] = [];
       const later = lane.run(async () => {
         held = rows.map((row) => [...row]);
       });
       if (failure === 'abort') leaving.abort();
-      else calls[0]?.fail(new Error('row 1 is full'));
+      else calls[1]?.fail(new Error('row 1 is full'));
       await turn();
-      for (const call of calls.slice(1)) {
+      for (const call of calls.slice(2)) {
         if (call.rows[0] === 1) call.fail(new Error('row 1 is full'));
         else call.end();
       }
       await later;
-      assert.deepEqual(held, [[1], [], [3]], failure);
+      assert.deepEqual(held, [[0, 1], [], [3]], failure);
       assert.deepEqual(
         (await settled).map(({ status }) => status),
         ['fulfilled', 'rejected', 'fulfilled'],
       );
     }
+  });
+
+  it('looks at a signal before a step that had to wait begins, and has one listener a signal', async () => {
+    const { rows, calls, step, lane } = fakeSession(40);
+    const leaving = new AbortController();
+    const warnings: string[] = [];
+    const warned = (warning: Error) => warnings.push(warning.name);
+    process.on('warning', warned);
+    let free = () => {};
+    const busy = lane.exclusive(
+      () =>
+        new Promise<void>((resolve) => {
+          free = resolve;
+        }),
+    );
+    const steps = Array.from({ length: 40 }, (_, row) => step(row, row, leaving.signal));
+    const settled = Promise.allSettled(steps);
+    await turn();
+    assert.equal(calls.length, 0);
+    leaving.abort();
+    free();
+    await busy;
+    await turn();
+    for (const call of calls) call.end();
+    assert.ok((await settled).every(({ status }) => status === 'rejected'));
+    assert.ok(rows.every((row) => row.length === 0));
+    await turn();
+    process.off('warning', warned);
+    assert.deepEqual(warnings, []);
   });
 
   it('keeps every row in its own order, whoever aborts and whenever steps end', async () => {

@@ -91,6 +91,8 @@ describe('duokv bench', () => {
     await duokvFails(args, 1, /--read-rate .*rate: "fast" is no rate in GB\/s/);
     await says('process.exit(3)');
     await duokvFails(args, 1, /--read-rate .*rate: it ended with 3/);
+    await says('process.kill(process.pid, "SIGKILL")');
+    await duokvFails(args, 1, /--read-rate .*rate: it ended with SIGKILL/);
     await duokvFails([...args, '--read-rate', join(directory, 'none')], 1, /--read-rate .*none: .*ENOENT/);
     await duokvFails([...args, '--batch', '1,0'], 2, /--batch <rows>.* Expected a positive integer/);
   });
