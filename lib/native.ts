@@ -342,7 +342,7 @@ export function callNow<T>(call: () => T): T {
 /** What waits for a signal. One listener a signal serves them all: a server may share one signal among hundreds. */
 const waiting = new WeakMap<AbortSignal, Set<() => void>>();
 
-/** Calls `aborted` when the signal is, unless the function that this returns was called before. */
+/** Calls `aborted`, a function of this call alone, when the signal is; not once the function returned has been called. */
 export function watch(signal: AbortSignal, aborted: () => void): () => void {
   let calls = waiting.get(signal);
   if (calls === undefined) {
@@ -354,9 +354,8 @@ export function watch(signal: AbortSignal, aborted: () => void): () => void {
     waiting.set(signal, all);
     calls = all;
   }
-  const own = () => aborted();
-  const joined = calls.add(own);
-  return () => joined.delete(own);
+  const joined = calls.add(aborted);
+  return () => joined.delete(aborted);
 }
 
 /**

@@ -253,7 +253,7 @@ Operation sampling(ops::Device* device, int64_t vocabulary) {
             const auto options = std::make_shared<Array<ops::SampleRow>>(
                 device, std::vector<ops::SampleRow>{{0.8f, static_cast<int32_t>(vocabulary), 0.95, 0.5}});
             const auto token = std::make_shared<Array<int32_t>>(device, 1);
-            const auto logprob = std::make_shared<Array<float>>(device, 1);
+            const Floats logprob = floats(device, 1);
             return [=](int64_t) {
               const ops::SampleArgs args = {logits->data(), 1, vocabulary, options->data(), token->data(),
                                             logprob->data()};

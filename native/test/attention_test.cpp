@@ -1,8 +1,7 @@
-#include <hwy/targets.h>
-
 #include "cpu/bf16.h"
 #include "test/attention_reference.h"
 #include "test/bf16_routes.h"
+#include "test/instruction_sets.h"
 #include "test/threads.h"
 
 namespace duokv::test {
@@ -549,13 +548,8 @@ DUOKV_TEST(nonfinite_gradients) {
   });
 }
 
-// Every instruction set that was compiled in and that this processor has.
 DUOKV_TEST(every_instruction_set) {
-  for (const int64_t target : {static_cast<int64_t>(HWY_STATIC_TARGET), static_cast<int64_t>(HWY_AVX2),
-                               static_cast<int64_t>(HWY_AVX3)}) {
-    if ((hwy::SupportedTargets() & target) == 0) continue;
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().DeInit();
+  for_each_instruction_set([](const std::string& name) {
     Rng rng(17);
     std::vector<Problem> problems, gradients;
     for (int i = 0; i < trials(60); ++i)
@@ -563,12 +557,9 @@ DUOKV_TEST(every_instruction_set) {
     for (int i = 0; i < trials(40); ++i) {
       gradients.push_back(random_problem(rng, {.max_batch = 2, .max_queries = 40, .backward = true}));
     }
-    const std::string name = hwy::TargetName(target);
     expect_forward_matches(name, problems, 5e-6);
     expect_gradients_match(name, gradients, 1e-5);
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
+  });
 }
 
 DUOKV_TEST(arguments_are_checked) {

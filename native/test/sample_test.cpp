@@ -1,11 +1,10 @@
-#include <hwy/targets.h>
-
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "test/harness.h"
+#include "test/instruction_sets.h"
 #include "test/sample_reference.h"
 #include "test/threads.h"
 
@@ -73,24 +72,19 @@ DUOKV_TEST(every_instruction_set_draws_the_same) {
   for (const int64_t vocab : {1, 15, 16, 63, 1031})
     problems.push_back(random_sample_problem(7, 9, vocab, 12));
   std::vector<Sampled> expected;
-  for (const int64_t target : {static_cast<int64_t>(HWY_STATIC_TARGET), static_cast<int64_t>(HWY_AVX2),
-                               static_cast<int64_t>(HWY_AVX3)}) {
-    if ((hwy::SupportedTargets() & target) == 0) continue;
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().DeInit();
+  for_each_instruction_set([&](const std::string& name) {
+    const bool is_first = expected.empty();
     for (size_t i = 0; i < problems.size(); ++i) {
       Sampled got = sample(problems[i]);
-      if (target == static_cast<int64_t>(HWY_STATIC_TARGET)) {
+      if (is_first) {
         expected.push_back(std::move(got));
       } else {
-        const std::string what = std::string(hwy::TargetName(target)) + ", problem " + std::to_string(i);
+        const std::string what = name + ", problem " + std::to_string(i);
         expect_bitwise(what + ": tokens", got.tokens, expected[i].tokens);
         expect_bitwise(what + ": log-probabilities", got.logprobs, expected[i].logprobs);
       }
     }
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().DeInit();
-  }
+  });
 }
 
 // As many as the masses say, over many draws.
