@@ -7,7 +7,10 @@ import { makeDirectories } from '../directory.js';
 import { DuokvError } from '../errors.js';
 import { replaceFile } from '../replace-file.js';
 
-/** Text to token ids and back. Special tokens are ids only: no text, whatever it says, is encoded as one. */
+/**
+ * Text to token ids and back. Special tokens are ids only: no text, whatever it says, is encoded as one. What a vocabulary
+ * does not tell apart comes back as one: SentencePiece writes a space as U+2581, and returns either as a space.
+ */
 export interface Tokenizer {
   /** Ids lie in `[0, vocab)`; `bos` and `eos` are among them. */
   readonly vocab: number;

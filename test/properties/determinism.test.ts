@@ -4,7 +4,6 @@ import fc from 'fast-check';
 
 import { openDevice } from '../../lib/index.js';
 import { batches, configs, randomModel } from '../reference/arbitraries.js';
-import { holds } from '../reference/compare.js';
 import { engineModel, sameBits, useDevice } from './engine.js';
 
 describe('engine: determinism', () => {
@@ -18,7 +17,7 @@ describe('engine: determinism', () => {
   );
 
   it('gives a row of a batch the bits that it has alone', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(cases, async ({ config, batch, seed }) => {
         using model = await engineModel(device.current, randomModel(config, seed));
         const { rows, length, tokens, documentIds } = batch;
@@ -36,13 +35,13 @@ describe('engine: determinism', () => {
           );
         }
       }),
-      40,
+      { numRuns: 40 },
     );
   });
 
   it('gives the same bits on another device of as many threads: logits, gradients, updates', async () => {
     await using other = await openDevice({ backend: 'cpu', threads: 2 });
-    await holds(
+    await fc.assert(
       fc.asyncProperty(cases, async ({ config, batch, seed }) => {
         const reference = randomModel(config, seed);
         const { length: _, ...targets } = batch;
@@ -63,7 +62,7 @@ describe('engine: determinism', () => {
         assert.equal(a.gradNorm, b.gradNorm);
         for (const [i, tensor] of a.tensors.entries()) assert.ok(sameBits(tensor, b.tensors[i]));
       }),
-      20,
+      { numRuns: 20 },
     );
   });
 });

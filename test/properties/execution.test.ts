@@ -4,7 +4,7 @@ import fc from 'fast-check';
 
 import type { Session } from '../../lib/index.js';
 import { configs, documentId, randomModel, uniform } from '../reference/arbitraries.js';
-import { assertNear, holds } from '../reference/compare.js';
+import { assertNear } from '../reference/compare.js';
 import { type Config, hasGlobalBank } from '../reference/config.js';
 import { cacheBytes, type Schedule, upperPositions } from '../reference/counts.js';
 import { ReferenceRow } from '../reference/execution.js';
@@ -183,7 +183,7 @@ describe('engine and reference: sessions', () => {
     const scripts = configs().chain((config) =>
       fc.record({ config: fc.constant(config), calls: calls(config), seed: fc.nat() }),
     );
-    await holds(
+    await fc.assert(
       fc.asyncProperty(scripts, async ({ config, calls, seed }) => {
         const reference = randomModel(config, seed);
         using model = await engineModel(device.current, reference);
@@ -192,7 +192,7 @@ describe('engine and reference: sessions', () => {
         for (const call of calls) await pair.run(call);
         await pair.checkCaches();
       }),
-      60,
+      { numRuns: 60 },
     );
   });
 
@@ -207,7 +207,7 @@ describe('engine and reference: sessions', () => {
           seed: fc.nat(),
         }),
       );
-    await holds(
+    await fc.assert(
       fc.asyncProperty(prompts, async ({ config, length, suffix, seed }) => {
         const reference = randomModel(config, seed);
         using model = await engineModel(device.current, reference);
@@ -242,13 +242,13 @@ describe('engine and reference: sessions', () => {
         await session.reset();
         assert.equal((await session.prefill({ tokens, documentIds })).exact, true);
       }),
-      40,
+      { numRuns: 40 },
     );
   });
 
   it('gives a row the same bits whatever its mates, its slot, and the calls on other rows', async () => {
     const lengths = fc.array(fc.integer({ min: 1, max: 30 }), { minLength: BATCH, maxLength: BATCH });
-    await holds(
+    await fc.assert(
       fc.asyncProperty(configs(), lengths, fc.nat(), async (config, lengths, seed) => {
         using model = await engineModel(device.current, randomModel(config, seed));
         const next = uniform(seed);
@@ -282,7 +282,7 @@ describe('engine and reference: sessions', () => {
           }
         }
       }),
-      30,
+      { numRuns: 30 },
     );
   });
 });

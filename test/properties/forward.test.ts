@@ -4,7 +4,7 @@ import fc from 'fast-check';
 
 import { batches, configs, idsOf, randomModel, uniform } from '../reference/arbitraries.js';
 import { block, documentsOf, kvNames, type Model, projectKv } from '../reference/block.js';
-import { assertNear, distanceOf, holds, normOf } from '../reference/compare.js';
+import { assertNear, distanceOf, normOf } from '../reference/compare.js';
 import { type Config, hasLocalBanks, isUpper } from '../reference/config.js';
 import { type Bank, rotary } from '../reference/math.js';
 import { type Batch, embed, evaluate, gradients, head } from '../reference/model.js';
@@ -23,7 +23,7 @@ describe('engine and reference: whole sequences', () => {
   const device = useDevice();
 
   it('gives the logits, the cross-entropies and the sums per document', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(cases(), async ({ config, batch, seed }) => {
         const reference = randomModel(config, seed);
         const expected = evaluate(reference, batch);
@@ -55,12 +55,12 @@ describe('engine and reference: whole sequences', () => {
           assertNear([score.documents[i].nll], [nll], FP32, 'document');
         }
       }),
-      60,
+      { numRuns: 60 },
     );
   });
 
   it('gives the loss and the gradient of every parameter, whatever the microbatch', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(
         cases(),
         fc.integer({ min: 1, max: 3 }),
@@ -77,12 +77,12 @@ describe('engine and reference: whole sequences', () => {
           assertGradients(actual.gradients, expected);
         },
       ),
-      60,
+      { numRuns: 60 },
     );
   });
 
   it('lets no position see a later one, nor another document or row', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(cases(), fc.nat(), async ({ config, batch, seed }, where) => {
         using model = await engineModel(device.current, randomModel(config, seed));
         const before = await model.logits(tokensOf(batch));
@@ -101,7 +101,7 @@ describe('engine and reference: whole sequences', () => {
           if (i === changed) assert.ok(!same, `position ${i} does not see itself`);
         }
       }),
-      40,
+      { numRuns: 40 },
     );
   });
 
@@ -110,7 +110,7 @@ describe('engine and reference: whole sequences', () => {
       before: fc.integer({ min: 1, max: 20 }),
       length: fc.integer({ min: 1, max: 20 }),
     });
-    await holds(
+    await fc.assert(
       fc.asyncProperty(
         configs({ ropeScale: 1 }),
         documents,
@@ -140,7 +140,7 @@ describe('engine and reference: whole sequences', () => {
           assert.ok(distanceOf(unshifted, keys) > 1e-3 * normOf(keys));
         },
       ),
-      30,
+      { numRuns: 30 },
     );
   });
 
@@ -149,19 +149,19 @@ describe('engine and reference: whole sequences', () => {
       { design: 'repeated-current', fusion: 'joint', localSource: 'per-layer', provider: 'boundary' },
       { rows: 1, length: 30 },
     );
-    await holds(
+    await fc.assert(
       fc.asyncProperty(repeated, async ({ config, batch, seed }) => {
         const reference = randomModel(config, seed);
         using model = await engineModel(device.current, reference);
         const expected = logitsWithDuplicates(reference, batch);
         assertNear(await model.logits(tokensOf(batch)), expected, FP32, 'logits');
       }),
-      30,
+      { numRuns: 30 },
     );
   });
 
   it('makes repeated-current and current-only coincide under separate fusion', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(
         cases({ design: 'repeated-current', fusion: 'separate' }),
         async ({ config, batch, seed }) => {
@@ -174,7 +174,7 @@ describe('engine and reference: whole sequences', () => {
           assertNear(await a.logits(tokensOf(batch)), await b.logits(tokensOf(batch)), tolerance, 'logits');
         },
       ),
-      20,
+      { numRuns: 20 },
     );
   });
 
@@ -187,7 +187,7 @@ describe('engine and reference: whole sequences', () => {
     const separate = single.chain((design) =>
       cases({ design, fusion: 'separate', ...(design === 'local-history' && { window: 1 }) }),
     );
-    await holds(
+    await fc.assert(
       fc.asyncProperty(separate, async ({ config, batch, seed }) => {
         using model = await engineModel(device.current, randomModel(config, seed));
         using trainer = model.trainer({});
@@ -202,7 +202,7 @@ describe('engine and reference: whole sequences', () => {
             );
         }
       }),
-      30,
+      { numRuns: 30 },
     );
   });
 });

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import fc from 'fast-check';
 
 import { batches, configs, randomModel, uniform } from '../reference/arbitraries.js';
-import { assertNear, distanceOf, holds, normOf } from '../reference/compare.js';
+import { assertNear, distanceOf, normOf } from '../reference/compare.js';
 import { hasGlobalBank } from '../reference/config.js';
 import { ReferenceRow } from '../reference/execution.js';
 import { evaluate, gradients } from '../reference/model.js';
@@ -28,7 +28,7 @@ describe('engine and reference: precision policies', () => {
 
   for (const precision of ['bf16-tf32x3', 'bf16'] as const) {
     it(`rounds what ${precision} rounds, and nothing else`, async () => {
-      await holds(
+      await fc.assert(
         fc.asyncProperty(cases, async ({ config, batch, seed }) => {
           const reference = randomModel(config, seed, precision, GAIN);
           const expected = gradients(reference, batch);
@@ -44,13 +44,13 @@ describe('engine and reference: precision policies', () => {
             assert.ok(distance <= limit, `${name}: distance ${distance}, limit ${limit}`);
           }
         }),
-        12,
+        { numRuns: 12 },
       );
     });
   }
 
   it('runs fp32-tf32x3 as accurately as fp32 where no kernel splits products', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(cases, async ({ config, batch, seed }) => {
         const reference = randomModel(config, seed);
         const { rows, tokens, documentIds } = batch;
@@ -58,12 +58,12 @@ describe('engine and reference: precision policies', () => {
         const logits = await model.logits({ rows, tokens, documentIds }, { precision: 'fp32-tf32x3' });
         assertNear(logits, evaluate(reference, batch).logits, FP32, 'logits');
       }),
-      20,
+      { numRuns: 20 },
     );
   });
 
   it('stores BF16 caches under bf16 alone, of half the bytes', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(configs().filter(hasGlobalBank), fc.nat(), async (config, seed) => {
         const reference = randomModel(config, seed, 'bf16');
         using model = await engineModel(device.current, reference);
@@ -90,7 +90,7 @@ describe('engine and reference: precision policies', () => {
         }
         assert.deepEqual(bytes, [bytes[0], bytes[0], bytes[0], bytes[0] / 2]);
       }),
-      20,
+      { numRuns: 20 },
     );
   });
 });

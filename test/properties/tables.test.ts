@@ -14,7 +14,7 @@ import {
   suffixes,
 } from '../../lib/index.js';
 import { configs } from '../reference/arbitraries.js';
-import { assertNear, holds } from '../reference/compare.js';
+import { assertNear } from '../reference/compare.js';
 import {
   bankLayer,
   type Config,
@@ -77,14 +77,14 @@ describe('engine and reference: tables', () => {
   });
 
   it('derives the parameters of any legal config', async () => {
-    await holds(
+    await fc.assert(
       fc.property(configs(), (config) => {
         const plan = designPlan(config);
         const shapes = plan.parameters.map(({ name, shape }) => [name, [...shape]] as const);
         assert.deepEqual(new Map(shapes), parameterShapes(config));
         assert.equal(plan.parameterCount, parameterCount(config));
       }),
-      200,
+      { numRuns: 200 },
     );
   });
 
@@ -114,13 +114,13 @@ describe('engine and reference: tables', () => {
         ),
       })
       .map(({ config, change }) => ({ ...config, ...change }) as Config);
-    await holds(
+    await fc.assert(
       fc.property(wild, (config) => {
         const reason = illegality(config);
         if (reason === undefined) designPlan(config);
         else assert.throws(() => designPlan(config), { name: 'DuokvError', code: 'ERR_CONFIG' }, reason);
       }),
-      500,
+      { numRuns: 500 },
     );
   });
 
@@ -132,7 +132,7 @@ describe('engine and reference: tables', () => {
       n: fc.integer({ min: 1, max: 3000 }),
       suffix: fc.integer({ min: 1, max: 3000 }),
     });
-    await holds(
+    await fc.assert(
       fc.property(cases, ({ config, window, upperLayers, n, suffix }) => {
         const c = { ...config, upperLayers, ...(config.design === 'local-history' && { window }) };
         if (illegality(c) !== undefined) return;
@@ -151,7 +151,7 @@ describe('engine and reference: tables', () => {
           if (typeof schedule === 'string') assert.equal(exact, true);
         }
       }),
-      300,
+      { numRuns: 300 },
     );
   });
 
@@ -161,7 +161,7 @@ describe('engine and reference: tables', () => {
       batch: fc.integer({ min: 1, max: 9 }),
       positions: fc.nat(5000),
     });
-    await holds(
+    await fc.assert(
       fc.property(
         cases,
         fc.constantFrom('fp32' as const, 'bf16' as const),
@@ -175,13 +175,13 @@ describe('engine and reference: tables', () => {
           assert.deepEqual({ fullLengthKv: lower + global, local, documentIds, total }, expected);
         },
       ),
-      200,
+      { numRuns: 200 },
     );
   });
 
   it('counts the FLOPs of documents as the formula does', async () => {
     const lengths = fc.array(fc.integer({ min: 1, max: 300 }), { minLength: 1, maxLength: 8 });
-    await holds(
+    await fc.assert(
       fc.property(configs(), lengths, (config, documentLengths) => {
         const tokens = documentLengths.reduce((a, b) => a + b, 0);
         const causal = counts.visiblePairs(documentLengths);
@@ -190,7 +190,7 @@ describe('engine and reference: tables', () => {
         const { forward, training } = countFlops(config, { documentLengths });
         assertNear([forward, training], [expected, 3 * expected], { absolute: 0, relative: 1e-12 }, 'FLOPs');
       }),
-      200,
+      { numRuns: 200 },
     );
   });
 
@@ -211,19 +211,19 @@ describe('engine and reference: tables', () => {
   });
 
   it('draws the initial values of the reference, bit for bit, whatever the design', async () => {
-    await holds(
+    await fc.assert(
       fc.asyncProperty(configs(), fc.bigInt({ min: 0n, max: 2n ** 70n }), async (config, seed) => {
         using model = await Model.create(device.current, config, { seed });
         for (const [name, values] of initialise(config, String(seed))) {
           assert.ok(sameBits(await model.readTensor(name), Float32Array.from(values)), name);
         }
       }),
-      15,
+      { numRuns: 15 },
     );
   });
 
   it('tells what each layer projects, from which representation, and what it reads', async () => {
-    await holds(
+    await fc.assert(
       fc.property(configs(), (config) => {
         const bank = (layer: number) =>
           `${hasGlobalBank(config) && isUpper(config, layer) ? 'local' : 'layer'}.${layer}`;
@@ -253,7 +253,7 @@ describe('engine and reference: tables', () => {
           );
         }
       }),
-      100,
+      { numRuns: 100 },
     );
   });
 });

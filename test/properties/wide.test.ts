@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import fc from 'fast-check';
 
 import { configs, idsOf, randomModel, uniform } from '../reference/arbitraries.js';
-import { assertNear, holds } from '../reference/compare.js';
+import { assertNear } from '../reference/compare.js';
 import type { Config } from '../reference/config.js';
 import { ReferenceRow } from '../reference/execution.js';
 import { gradients } from '../reference/model.js';
@@ -37,7 +37,7 @@ describe('engine and reference: shapes beyond the blocks of the kernels', () => 
 
   it('gives logits, gradients, and the cache and logits of an exact prefill', async () => {
     const lengths = fc.array(fc.integer({ min: 1, max: 70 }), { minLength: 1, maxLength: 3 });
-    await holds(
+    await fc.assert(
       fc.asyncProperty(models, lengths, fc.nat(), async (config, lengths, seed) => {
         const reference = randomModel(config, seed);
         const next = uniform(seed);
@@ -60,7 +60,7 @@ describe('engine and reference: shapes beyond the blocks of the kernels', () => 
         for (const name of row.names())
           assertNear(await session.cache.read(name, 0), row.read(name), FP32, name);
       }),
-      6,
+      { numRuns: 6 },
     );
   });
 
@@ -69,7 +69,7 @@ describe('engine and reference: shapes beyond the blocks of the kernels', () => 
       rows: fc.integer({ min: 2, max: 6 }),
       length: fc.integer({ min: 1, max: 150 }),
     });
-    await holds(
+    await fc.assert(
       fc.asyncProperty(models, batches, fc.nat(), async (config, { rows, length }, seed) => {
         using model = await engineModel(device.current, randomModel(config, seed));
         const next = uniform(seed);
@@ -99,7 +99,7 @@ describe('engine and reference: shapes beyond the blocks of the kernels', () => 
           assert.ok(sameBits(await alone.cache.read(name, 0), await together.cache.read(name, row)), name);
         }
       }),
-      12,
+      { numRuns: 12 },
     );
   });
 });

@@ -1,7 +1,5 @@
 import assert from 'node:assert/strict';
 
-import fc from 'fast-check';
-
 /** Every |actual - expected| is at most absolute + relative * |expected|; NaN is not. */
 export function assertNear(
   actual: ArrayLike<number>,
@@ -33,9 +31,4 @@ export function normOf(values: ArrayLike<number>): number {
 export function distanceOf(actual: ArrayLike<number>, expected: ArrayLike<number>): number {
   if (actual.length !== expected.length) return NaN;
   return normOf(Float64Array.from(actual, (value, i) => value - expected[i]));
-}
-
-/** Runs a property on the same cases every time; DUOKV_SEED gives others. */
-export async function holds<T>(property: fc.IRawProperty<T>, numRuns: number): Promise<void> {
-  await fc.assert(property, { numRuns, seed: Number(process.env.DUOKV_SEED ?? 1) });
 }

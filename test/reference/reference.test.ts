@@ -6,7 +6,7 @@ import fc from 'fast-check';
 
 import { findGoldenCases, type GoldenCase, readGoldenCase } from '../../lib/golden.js';
 import { batches, configs, randomModel } from './arbitraries.js';
-import { assertNear, holds } from './compare.js';
+import { assertNear } from './compare.js';
 import { type Config, illegality, parameterCount, parameterShapes } from './config.js';
 import { cacheBytes, forwardFlops, type Schedule, upperPositions } from './counts.js';
 import { ReferenceRow } from './execution.js';
@@ -306,7 +306,7 @@ describe('FP64 reference: properties', () => {
     const models = configs().chain((c) =>
       fc.record({ c: fc.constant(c), batch: batches(c, { rows: 2, length: 12 }), seed: fc.nat() }),
     );
-    await holds(
+    await fc.assert(
       fc.property(models, ({ c, batch, seed }) => {
         const model = randomModel(c, seed);
         const { gradients: analytic, gradNorm } = gradients(model, batch);
@@ -335,7 +335,7 @@ describe('FP64 reference: properties', () => {
           );
         }
       }),
-      15,
+      { numRuns: 15 },
     );
   });
 
@@ -348,7 +348,7 @@ describe('FP64 reference: properties', () => {
         cut: fc.nat(23),
       }),
     );
-    await holds(
+    await fc.assert(
       fc.property(cases, ({ c, batch, seed, cut }) => {
         const model = randomModel(c, seed);
         const { tokens, documentIds, length } = batch;
@@ -374,7 +374,7 @@ describe('FP64 reference: properties', () => {
         for (let t = 0; t < length; t++) logitsOfStep = stepwise.decode(tokens[t], documentIds[t]);
         check(stepwise, logitsOfStep, 'steps');
       }),
-      40,
+      { numRuns: 40 },
     );
   });
 
@@ -384,7 +384,7 @@ describe('FP64 reference: properties', () => {
       .chain((c) =>
         fc.record({ c: fc.constant(c), batch: batches(c, { rows: 1, length: 16 }), seed: fc.nat() }),
       );
-    await holds(
+    await fc.assert(
       fc.property(cases, ({ c, batch, seed }) => {
         const tape = forwardRow(randomModel(c, seed), batch.tokens, batch.documentIds);
         for (let layer = c.lowerLayers; layer < c.lowerLayers + c.upperLayers; layer++) {
@@ -398,7 +398,7 @@ describe('FP64 reference: properties', () => {
           assertNear(attended, mixed, ROUNDING, `layer ${layer}`);
         }
       }),
-      20,
+      { numRuns: 20 },
     );
   });
 
