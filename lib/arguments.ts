@@ -94,22 +94,25 @@ export function checkCallOptions(options: unknown, keys: readonly string[]): voi
   checkSignal(signal);
 }
 
+/** Schedules that have a name. */
+export const ROUTES = ['exact', 'full', 'uniform'] as const;
+
 /**
  * A prefill schedule: a route's name, or `{ approximate: R }`, every upper layer over the last R positions
  * only.
  */
-export type Schedule = 'exact' | 'full' | 'uniform' | { readonly approximate: number };
+export type Schedule = (typeof ROUTES)[number] | { readonly approximate: number };
 
 export function checkSchedule(schedule: unknown): { route: RouteName; suffix: number } {
-  if (schedule === 'exact' || schedule === 'full' || schedule === 'uniform')
-    return { route: schedule, suffix: 0 };
+  const route = ROUTES.find((name) => name === schedule);
+  if (route !== undefined) return { route, suffix: 0 };
   if (typeof schedule === 'object' && schedule !== null) {
     checkOptions(schedule, 'schedule', ['approximate']);
     const { approximate } = schedule as { approximate?: unknown };
     checkInteger(approximate, 'schedule.approximate', 1);
     return { route: 'approximate', suffix: approximate };
   }
-  throw bad(`schedule is ${show(schedule)}; it must be one of exact, full, uniform, { approximate: R }`);
+  throw bad(`schedule is ${show(schedule)}; it must be one of ${ROUTES.join(', ')}, { approximate: R }`);
 }
 
 function checkUnshared(array: Int32Array | BigInt64Array | Float32Array, name: string): void {

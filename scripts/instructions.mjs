@@ -64,7 +64,9 @@ try {
   const measured = 'duokv_measured';
   const callgrind = ['--tool=callgrind', '--collect-atstart=no', `--toggle-collect=${measured}`];
   callgrind.push(`--dump-after=${measured}`, `--callgrind-out-file=${path.join(folder, 'out')}`);
-  const names = run('valgrind', [...callgrind, path.join(flags.build, 'instructions_bench')])
+  // Functions of libraries are looked up when the program starts: else the first operation to call one is charged for it.
+  const env = { ...process.env, LD_BIND_NOW: '1' };
+  const names = run('valgrind', [...callgrind, path.join(flags.build, 'instructions_bench')], { env })
     .trim()
     .split('\n');
   names.forEach((name, i) => {

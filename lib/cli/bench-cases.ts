@@ -10,6 +10,9 @@ import { syntheticTokens } from './synthetic-tokens.js';
 export const MEASUREMENTS = ['prefill', 'decode', 'generate', 'request', 'train'] as const;
 export type Measurement = (typeof MEASUREMENTS)[number];
 
+/** Those whose steps take turns, a few at a time. */
+export const STEPPED: readonly Measurement[] = ['decode', 'generate'];
+
 /** One line of the table. */
 export interface Case {
   readonly engine: 'duokv' | 'peer';

@@ -1,6 +1,6 @@
 import { Command } from 'commander';
 
-import { PRECISIONS } from '../arguments.js';
+import { PRECISIONS, ROUTES } from '../arguments.js';
 import type { Device } from '../device.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
@@ -19,8 +19,8 @@ import {
 import { readRecord } from './latency-record.js';
 import { presetConfig, presetNames } from './model-config.js';
 import {
+  choicesOption,
   type DeviceFlags,
-  listOption,
   nameList,
   openChosenDevice,
   positiveInteger,
@@ -31,8 +31,6 @@ import { formatSeconds, formatTable, withProgress } from './output.js';
 import { RecordFile } from './record-file.js';
 import { defineAction, UsageError } from './run.js';
 import { describeMachine } from './version.js';
-
-const ROUTES = ['exact', 'full', 'uniform'] as const;
 
 /** Options that are part of a campaign, and where its record goes. */
 const SETTINGS = 'designs routes precisions cells full blocks warmups seeds minutes out'.split(' ');
@@ -68,16 +66,6 @@ function parseCell(text: string): Cell {
 
 function listContenders(options: LatencyOptions): Contender[] {
   const { routes, precisions } = options;
-  for (const route of routes) {
-    if (!ROUTES.includes(route as 'exact')) {
-      throw new UsageError(`--routes ${route} is none of ${ROUTES.join(', ')}`);
-    }
-  }
-  for (const precision of precisions) {
-    if (!PRECISIONS.includes(precision as PrecisionName)) {
-      throw new UsageError(`--precisions ${precision} is none of ${PRECISIONS.join(', ')}`);
-    }
-  }
   const sizes = presetNames.filter((name) => name.endsWith('-126m'));
   // The first preset of every plan: a model under two names is one design.
   const everything = sizes.filter((name, i) => {
@@ -177,10 +165,8 @@ export function benchLatencyCommand(): Command {
   const command = new Command('latency')
     .description('Time requests over a grid of shapes: designs and routes in blocks whose order rotates')
     .option('--designs <presets>', `presets, with commas (default: ${DEFAULT_PRESETS.join(',')})`, nameList)
-    .addOption(listOption('--routes <routes>', `any of ${ROUTES.join(', ')}, with commas`, ['exact', 'full']))
-    .addOption(
-      listOption('--precisions <policies>', `any of ${PRECISIONS.join(', ')}, with commas`, ['fp32']),
-    )
+    .addOption(choicesOption('--routes <routes>', 'prefill routes', ROUTES, ['exact', 'full']))
+    .addOption(choicesOption('--precisions <policies>', 'precision policies', PRECISIONS, ['fp32']))
     .option(
       '--cells <shapes>',
       'BATCHxPROMPTxSTEPS with commas; steps may be a list, 1x1792x1/8/128',

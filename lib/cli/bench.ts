@@ -3,11 +3,13 @@ import { promisify } from 'node:util';
 
 import { Command, Option } from 'commander';
 
+import { ROUTES } from '../arguments.js';
 import { DuokvError } from '../errors.js';
-import { type Case, MEASUREMENTS, prepareWork, type Work, type WorkOptions } from './bench-cases.js';
+import { type Case, MEASUREMENTS, prepareWork, STEPPED, type Work, type WorkOptions } from './bench-cases.js';
 import { benchLatencyCommand } from './bench-latency.js';
 import { presetConfig } from './model-config.js';
 import {
+  choicesOption,
   type DeviceFlags,
   listOption,
   openChosenDevice,
@@ -75,13 +77,9 @@ export function benchCommand(): Command {
     )
     .addOption(listOption('--designs <presets>', 'presets to time, with commas', ['local-history-126m']))
     .addOption(
-      listOption('--measure <kinds>', `any of ${MEASUREMENTS.join(', ')}, with commas`, [
-        'prefill',
-        'decode',
-        'train',
-      ]),
+      choicesOption('--measure <kinds>', 'what to time', MEASUREMENTS, ['prefill', 'decode', 'train']),
     )
-    .addOption(listOption('--routes <routes>', 'prefill routes, with commas', ['exact', 'full']))
+    .addOption(choicesOption('--routes <routes>', 'prefill routes', ROUTES, ['exact', 'full']))
     .option('--length <tokens>', 'prompt length', positiveInteger, 1792)
     .option('--train-length <tokens>', 'window length of the training step', positiveInteger, 2048)
     .addOption(
@@ -105,14 +103,13 @@ export function benchCommand(): Command {
     );
   withPrecision(withDevice(command), 'fp32');
   return defineAction<BenchOptions, []>(command, async ({ signal, print }, options) => {
-    for (const name of options.measure) {
-      if (!MEASUREMENTS.includes(name))
-        throw new UsageError(`--measure ${name} is none of ${MEASUREMENTS.join(', ')}`);
-    }
     const { peerScript } = options;
     const unknown = options.measure.find((name) => ['generate', 'request'].includes(name));
     if (options.peers && unknown !== undefined) throw new UsageError(`--peers knows no --measure ${unknown}`);
     if (options.peers && peerScript === undefined) throw new UsageError('--peers needs --peer-script');
+    if (options.readRate !== undefined && !options.measure.some((name) => STEPPED.includes(name))) {
+      throw new UsageError(`--read-rate needs --measure ${STEPPED.join(' or ')}`);
+    }
     await using device = await openChosenDevice(options);
     await using reader =
       options.readRate === undefined ? undefined : new RateProgram(options.readRate, signal);

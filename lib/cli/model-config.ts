@@ -43,23 +43,22 @@ export const presetNames = Object.keys(presets).map((name) =>
   name.replaceAll(/_|(?<=[a-z])(?=[A-Z]|\d+M)|(?<=\d)(?=[A-Z][a-z])/g, '-').toLowerCase(),
 );
 
-/** Errors: `ERR_ARGUMENT` for an unknown name, listing the known ones; `ERR_CONFIG` for settings it cannot have. */
+const findPreset = (name: string) => Object.entries(presets).find(([key]) => plain(key) === plain(name))?.[1];
+
+/** Errors: `UsageError` for an unknown name, listing the known ones; `ERR_CONFIG` for settings it cannot have. */
 export function presetConfig(name: string, settings: Settings = {}): ModelConfig {
-  const found = Object.entries(presets).find(([key]) => plain(key) === plain(name));
-  if (found === undefined) {
-    throw new DuokvError(
-      'ERR_ARGUMENT',
-      `preset ${JSON.stringify(name)} is none of ${presetNames.join(', ')}`,
-    );
+  const make = findPreset(name);
+  if (make === undefined) {
+    throw new UsageError(`preset ${JSON.stringify(name)} is none of ${presetNames.join(', ')}`);
   }
-  return found[1](settings as Partial<ModelConfig>);
+  return make(settings as Partial<ModelConfig>);
 }
 
 async function configFile(path: string, settings: Settings): Promise<ModelConfig> {
   return { ...(await readJson(path, 'ERR_CONFIG')), ...settings } as unknown as ModelConfig;
 }
 
-/** The config that `--preset` or `--config` names, for a tokenizer of `vocab` ids. Errors: `ERR_CONFIG`, `ERR_ARGUMENT`. */
+/** The config that `--preset` or `--config` names, for a tokenizer of `vocab` ids. Errors: `ERR_CONFIG`, `UsageError`. */
 export async function configFromOptions(options: ConfigOptions, vocab: number): Promise<ModelConfig> {
   const { preset, config: path, set = {} } = options;
   if ((preset === undefined) === (path === undefined)) {
@@ -73,10 +72,15 @@ export async function configFromOptions(options: ConfigOptions, vocab: number): 
   return config;
 }
 
-/** The config of a preset, of a .json file, of a checkpoint directory or of a training run's folder. */
+/** The config of a preset, of a .json file, of a checkpoint directory or of a training run's folder. Errors: as above. */
 export async function resolveConfig(source: string, settings: Settings = {}): Promise<ModelConfig> {
   const status = await stat(source).catch(() => undefined);
-  if (status === undefined) return presetConfig(source, settings);
+  if (status === undefined) {
+    if (findPreset(source) !== undefined) return presetConfig(source, settings);
+    throw new UsageError(
+      `${JSON.stringify(source)} is no file, no directory and none of the presets ${presetNames.join(', ')}`,
+    );
+  }
   if (status.isFile()) return configFile(source, settings);
   return { ...(await readCheckpointConfig(await findCheckpoint(source))), ...settings };
 }

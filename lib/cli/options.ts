@@ -43,6 +43,22 @@ export const positiveIntegers = (text: string): number[] => nameList(text).map(p
 export const listOption = (flags: string, description: string, standard: readonly string[]): Option =>
   new Option(flags, description).argParser(nameList).default(standard, standard.join(','));
 
+/** A list option whose names are some of `choices`. */
+export function choicesOption(
+  flags: string,
+  description: string,
+  choices: readonly string[],
+  standard: readonly string[],
+): Option {
+  const listed = choices.join(', ');
+  return listOption(flags, `${description}: any of ${listed}, with commas`, standard).argParser((text) => {
+    const names = nameList(text);
+    const unknown = names.find((name) => !choices.includes(name));
+    if (unknown !== undefined) throw new InvalidArgumentError(`${unknown} is none of ${listed}.`);
+    return names;
+  });
+}
+
 /** Collects `--set KEY=VALUE`; values that read as numbers are numbers. */
 export function collectSetting(
   text: string,

@@ -14,31 +14,62 @@ constexpr int64_t kBlockRowsTarget = 96;
 // find work.
 constexpr int64_t kUnitsWanted = 32;
 
-// The row's key tiles that some query sees, with their numbers of visible pairs.
-std::vector<KeyTile> plan_tiles(const BackwardPlan& plan, int64_t row) {
+// The key tiles of a row of a bank that some query sees, with their numbers of visible pairs.
+std::vector<KeyTile> plan_bank(const BackwardPlan& plan, int32_t bank, int64_t row) {
   const AttentionCall& call = plan.call;
+  const Span seen = call.visible(bank, row, 0, call.args.queries);
+  if (seen.empty()) return {};
+  const int64_t first = seen.begin / KeyTile::kKeys, last = ceil_div(seen.end, KeyTile::kKeys);
   std::vector<KeyTile> tiles;
-  for (int32_t bank = 0; bank < call.args.bank_count; ++bank) {
-    const Span seen = call.visible(bank, row, 0, call.args.queries);
-    if (seen.empty()) continue;
-    const int64_t first = seen.begin / KeyTile::kKeys, last = ceil_div(seen.end, KeyTile::kKeys);
-    const auto base = tiles.size();
-    for (int64_t tile = first; tile < last; ++tile) tiles.push_back({bank, tile, plan.blocks(), -1, 0, {}});
-    for (int64_t t = 0; t < call.args.queries; ++t) {
-      const Span span = call.visible(bank, row, t);
-      if (span.empty()) continue;
-      for (int64_t tile = span.begin / KeyTile::kKeys; tile * KeyTile::kKeys < span.end; ++tile) {
-        KeyTile& key_tile = tiles[base + static_cast<size_t>(tile - first)];
-        key_tile.first_block = std::min(key_tile.first_block, t / plan.block);
-        key_tile.last_block = std::max(key_tile.last_block, t / plan.block);
-        const Span seen_of_tile = intersect(span, key_tile.span());
-        key_tile.pairs += seen_of_tile.size();
-        key_tile.seen = unite(key_tile.seen, seen_of_tile);
+  for (int64_t tile = first; tile < last; ++tile) tiles.push_back({bank, tile, plan.blocks(), -1, 0, {}});
+  const auto index = [&](int64_t tile) { return static_cast<size_t>(tile - first); };
+  // Work per query and tile would be quadratic in a row's length: inner tiles of a query's span are seen
+  // whole, and counted where they begin and end; and neighbours mostly see the same tiles, which are marked
+  // once.
+  std::vector<int64_t> whole(index(last) + 1, 0);
+  int64_t marked_block = -1, marked_begin = 0, marked_end = 0;
+  for (int64_t t = 0; t < call.args.queries; ++t) {
+    const Span span = call.visible(bank, row, t);
+    if (span.empty()) continue;
+    const int64_t begin = span.begin / KeyTile::kKeys, end = ceil_div(span.end, KeyTile::kKeys);
+    const int64_t block = t / plan.block;
+    if (block != marked_block || begin < marked_begin || end > marked_end) {
+      for (int64_t tile = begin; tile < end; ++tile) {
+        KeyTile& key_tile = tiles[index(tile)];
+        key_tile.first_block = std::min(key_tile.first_block, block);
+        key_tile.last_block = std::max(key_tile.last_block, block);
       }
+      marked_block = block, marked_begin = begin, marked_end = end;
     }
-    tiles.erase(std::remove_if(tiles.begin() + static_cast<std::ptrdiff_t>(base), tiles.end(),
-                               [](const KeyTile& tile) { return tile.pairs == 0; }),
-                tiles.end());
+    const auto see = [&](KeyTile& key_tile) {
+      const Span seen_of_tile = intersect(span, key_tile.span());
+      key_tile.pairs += seen_of_tile.size();
+      key_tile.seen = unite(key_tile.seen, seen_of_tile);
+    };
+    see(tiles[index(begin)]);
+    if (end - begin == 1) continue;
+    see(tiles[index(end - 1)]);
+    ++whole[index(begin + 1)];
+    --whole[index(end - 1)];
+  }
+  int64_t queries = 0;
+  for (KeyTile& key_tile : tiles) {
+    queries += whole[index(key_tile.tile)];
+    if (queries == 0) continue;
+    key_tile.pairs += queries * KeyTile::kKeys;
+    key_tile.seen = key_tile.span();
+  }
+  tiles.erase(std::remove_if(tiles.begin(), tiles.end(), [](const KeyTile& tile) { return tile.pairs == 0; }),
+              tiles.end());
+  return tiles;
+}
+
+// The row's key tiles, bank after bank.
+std::vector<KeyTile> plan_tiles(const BackwardPlan& plan, int64_t row) {
+  std::vector<KeyTile> tiles;
+  for (int32_t bank = 0; bank < plan.call.args.bank_count; ++bank) {
+    const std::vector<KeyTile> of_bank = plan_bank(plan, bank, row);
+    tiles.insert(tiles.end(), of_bank.begin(), of_bank.end());
   }
   return tiles;
 }

@@ -41,7 +41,8 @@ HWY_INLINE V keep(D d, V v, V replacement, Part part) {
 }
 
 // The cross-entropy of one row of logits [n], which with `gradient` become scale * (softmax -
-// onehot(target)).
+// onehot(target)). Where the target is nearly certain both are what the other logits leave of 1, so that
+// their terms are summed apart from its own.
 float cross_entropy_row(float* logits, int64_t n, int32_t target, bool gradient, float scale) {
   constexpr int64_t kBlock = 512;  // terms summed in FP32 before they join the FP64 total
   const hn::ScalableTag<float> d;
@@ -52,25 +53,36 @@ float cross_entropy_row(float* logits, int64_t n, int32_t target, bool gradient,
     maxima = hn::Max(maxima, keep(d, load(d, logits + i, span), maxima, span));
   });
   const V max = hn::MaxOfLanes(d, maxima);
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
+  double others = 0;
+  const auto add_others = [&](int64_t begin, int64_t end) HWY_ATTR {
     V sum = hn::Zero(d);
-    for_each_vector(d, std::min(kBlock, n - begin), [&](int64_t i, auto span) HWY_ATTR {
+    for_each_vector(d, end - begin, [&](int64_t i, auto span) HWY_ATTR {
       float* at = logits + begin + i;
       const V e = keep(d, exp_below(d, load(d, at, span), max), hn::Zero(d), span);
       sum = hn::Add(sum, e);
       if (gradient) store(e, d, at, span);
     });
-    total += hn::GetLane(hn::SumOfLanes(d, sum));
+    others += hn::GetLane(hn::SumOfLanes(d, sum));
+  };
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, n);
+    if (begin <= target && target < end) {
+      add_others(begin, target);
+      add_others(target + 1, end);
+    } else {
+      add_others(begin, end);
+    }
   }
+  const double below = static_cast<double>(target_logit) - hn::GetLane(max);
+  const double total = others + std::exp(below);
   if (gradient) {
     const V factor = hn::Set(d, static_cast<float>(scale / total));
     for_each_vector(d, n, [&](int64_t i, auto span) HWY_ATTR {
       store(hn::Mul(load(d, logits + i, span), factor), d, logits + i, span);
     });
-    logits[target] -= scale;
+    logits[target] = static_cast<float>(-scale * (others / total));
   }
-  return static_cast<float>(std::log(total) - (static_cast<double>(target_logit) - hn::GetLane(max)));
+  return static_cast<float>(std::log1p(others + std::expm1(below)) - below);
 }
 
 }  // namespace

@@ -131,8 +131,8 @@ describe('duokv inspect', () => {
   it('names what is wrong', async () => {
     await duokvFails(
       ['inspect', 'local-history'],
-      1,
-      /ERR_ARGUMENT: .*"local-history".*local-history-126m, /,
+      2,
+      /"local-history" is no file, no directory and none of the presets local-history-126m, /,
     );
     await duokvFails(['inspect', 'local-history-tiny', '--set', 'windows=3'], 1, /ERR_CONFIG: .*windows/);
     await duokvFails(

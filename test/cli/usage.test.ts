@@ -35,7 +35,14 @@ describe('duokv', () => {
     await duokvFails(
       ['bench', '--measure', 'serve'],
       2,
-      /--measure serve is none of prefill, decode, generate, request, train/,
+      /serve is none of prefill, decode, generate, request, train/,
+    );
+    await duokvFails(['bench', '--routes', 'exact,fast'], 2, /fast is none of exact, full, uniform/);
+    await duokvFails(['bench', '--designs', 'nope'], 2, /preset "nope" is none of local-history-126m, /);
+    await duokvFails(
+      ['bench', '--measure', 'train', '--read-rate', 'cat'],
+      2,
+      /--read-rate needs --measure decode or generate/,
     );
     await duokvFails(['score', 'a', 'b', '--precision', 'fp8'], 2, /'fp8' is invalid.*fp32, fp32-tf32x3/);
     const { code } = await duokv([]);

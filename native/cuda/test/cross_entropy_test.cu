@@ -32,13 +32,14 @@ struct Reference {
     for (size_t row = 0; row < nll.size(); ++row) {
       const auto width = static_cast<size_t>(p.vocab);
       const float* logits = &p.logits[row * width];
-      double max = logits[0], total = 0;
-      for (size_t i = 0; i < width; ++i) max = std::fmax(max, logits[i]);
-      for (size_t i = 0; i < width; ++i) total += std::exp(logits[i] - max);
       const auto target = static_cast<size_t>(p.targets[row]);
-      nll[row] = std::log(total) + max - logits[target];
+      double max = logits[0], others = 0;
+      for (size_t i = 0; i < width; ++i) max = std::fmax(max, logits[i]);
+      for (size_t i = 0; i < width; ++i) others += i == target ? 0 : std::exp(logits[i] - max);
+      const double below = logits[target] - max, total = others + std::exp(below);
+      nll[row] = std::log1p(others + std::expm1(below)) - below;
       for (size_t i = 0; i < width; ++i)
-        dlogits[row * width + i] = p.scale[row] * (std::exp(logits[i] - max) / total - (i == target));
+        dlogits[row * width + i] = p.scale[row] * (i == target ? -others : std::exp(logits[i] - max)) / total;
     }
   }
 };
@@ -110,6 +111,28 @@ DUOKV_CASE(holds_at_extreme_spreads) {
   compare(Problem(2, 4100, 60));
 }
 
+// What is left of 1 beside a target's probability is as accurate as any other: relative to itself.
+DUOKV_CASE(nearly_certain_targets) {
+  for (const int64_t vocab : {int64_t{2}, int64_t{37}, int64_t{2052}, int64_t{8197}}) {
+    for (const float lead : {5.0f, 12.0f, 30.0f}) {
+      Problem p(4, vocab, 1);
+      for (int64_t row = 0; row < 4; ++row)
+        p.logits[static_cast<size_t>(row * vocab + p.targets[row])] += lead;
+      compare(p);
+      const Reference expected(p);
+      const Result result = run(p, true, false);
+      for (int64_t row = 0; row < 4; ++row) {
+        const auto target = static_cast<size_t>(row * vocab + p.targets[row]);
+        const double nll = expected.nll[row], d = expected.dlogits[target];
+        expect(std::fabs(result.nll[row] - nll) <= 2e-6 * nll, "nll is %g, expected %g",
+               static_cast<double>(result.nll[row]), nll);
+        expect(std::fabs(result.dlogits[target] - d) <= 2e-6 * std::fabs(d), "dlogit is %g, expected %g",
+               static_cast<double>(result.dlogits[target]), d);
+      }
+    }
+  }
+}
+
 // The softmax of a row that counts sums to one: its gradient to zero. A row that does not has no gradient at
 // all, whatever its logits are.
 DUOKV_CASE(gradients_of_a_row) {
@@ -128,6 +151,7 @@ DUOKV_CASE(gradients_of_a_row) {
 // -inf is a logit that has no probability; NaN and +inf make the loss NaN.
 DUOKV_CASE(logits_that_are_not_finite) {
   Problem p(2, 2060, 1);
+  p.logits[0] = 200;  // whose exponential, relative to less than itself, is not finite
   for (int64_t i = 1; i < 2060; ++i) p.logits[static_cast<size_t>(i)] = -HUGE_VALF;
   const Result masked = run(p, true, false);
   expect(masked.nll[0] == 0, "the loss of the only possible target is %g",

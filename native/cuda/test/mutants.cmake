@@ -104,8 +104,8 @@ duokv_mutant(cross_entropy row_bound checked [[Vector) return i < vocab ?]] [[Ve
 duokv_mutant(cross_entropy padding_counts checked [[const float none = -INFINITY;]] [[const float none = 0;]])
 duokv_mutant(cross_entropy sum_not_rescaled checked [[if (top > max) sum *=]] [[if (top > max + 1e3f) sum *=]])
 duokv_mutant(cross_entropy infinite_base checked [[max == -INFINITY ? 0.0f : max;]] [[max;]])
-duokv_mutant(cross_entropy lost_warp checked [[total = 0;
-  for (int i = 0; i < kWarps;]] [[total = 0;
+duokv_mutant(cross_entropy lost_warp checked [[others = 0;
+  for (int i = 0; i < kWarps;]] [[others = 0;
   for (int i = 1; i < kWarps;]])
 duokv_mutant(cross_entropy warps_on_their_own_base checked
              [=[warp_sums[i] * expf(warp_maxima[i] - base)]=]
@@ -115,9 +115,14 @@ foreach(variant checked race)
 ]] "")
 endforeach()
 duokv_mutant(cross_entropy target_read_late race
-             [[static_cast<double>(target_logit) - sum.base]]
-             [[static_cast<double>(row[target]) - sum.base]])
+             [[static_cast<double>(target_logit) - sum.base;]]
+             [[static_cast<double>(row[target]) - sum.base;]])
 duokv_mutant(cross_entropy shifted_target checked [[hit = target - i;]] [[hit = target - i + 1;]])
+duokv_mutant(cross_entropy target_summed_with_the_others checked [[sum.others + expf(target_logit - sum.base)]]
+             [[sum.others]])
+duokv_mutant(cross_entropy difference_from_one checked [[-scale * (sum.others / total)]]
+             [[expf(target_logit - sum.base) * factor - scale]])
+duokv_mutant(cross_entropy base_without_target checked [[float top = target_logit;]] [[float top = -INFINITY;]])
 duokv_mutant(cross_entropy gradient_of_uncounted_rows checked [[if (scale != 0) {]] [[{]])
 duokv_mutant(cross_entropy store_bound checked [[if (i < vocab) store_gradient]] [[store_gradient]])
 duokv_mutant(cross_entropy alignment_unchecked checked [[vectorizable(args.vocab, {args.logits, args.dlogits})]]
