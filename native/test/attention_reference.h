@@ -50,6 +50,11 @@ struct Result {
 struct Reference {
   std::vector<double> out, lse, dq;
   std::vector<std::vector<double>> dk, dv;
+  std::vector<double> largest;  // [batch, queries, query_heads] the largest weight
+  // dq and dk with |dP| + |delta| for dP - delta and all terms positive: where weights are close to 0 or 1
+  // the differences are small, and rounding is not.
+  std::vector<double> dq_terms;
+  std::vector<std::vector<double>> dk_terms;
 };
 
 // ---- FP64
@@ -80,11 +85,13 @@ inline Reference reference(const Problem& p) {
   Reference ref;
   ref.out.assign(p.q.size(), 0);
   ref.dq.assign(p.q.size(), 0);
+  ref.dq_terms.assign(p.q.size(), 0);
   ref.lse.assign(banks * p.batch * p.queries * p.query_heads, -std::numeric_limits<double>::infinity());
   for (const BankEntries& bank : p.banks) {
     size_t entries = 0;
     for (const RowEntries& r : bank.rows) entries += static_cast<size_t>(r.count);
     ref.dk.emplace_back(entries * p.kv_width(), 0.0);
+    ref.dk_terms.emplace_back(entries * p.kv_width(), 0.0);
     ref.dv.emplace_back(entries * p.kv_width(), 0.0);
   }
   std::vector<int64_t> base(banks, 0);  // of the row's gradients
@@ -133,6 +140,7 @@ inline Reference reference(const Problem& p) {
           scores[i] /= sum;
           for (int64_t j = 0; j < d; ++j) ref.out[at + j] += scores[i] * value(i, j);
         }
+        ref.largest.push_back(scores.empty() ? 0 : *std::max_element(scores.begin(), scores.end()));
         if (p.dout.empty()) continue;
         double delta = 0;
         std::vector<double> dp(scores.size(), 0.0);
@@ -143,12 +151,16 @@ inline Reference reference(const Problem& p) {
         for (size_t i = 0; i < scores.size(); ++i) {
           const double ds =
               scores.size() == 1 ? 0 : scores[i] * (dp[i] - delta) * static_cast<double>(p.scale());
+          const double terms =
+              scores[i] * (std::abs(dp[i]) + std::abs(delta)) * static_cast<double>(p.scale());
           const auto [bank, offset] = entries[i];
           const int64_t gradient = base[bank] + offset;
           for (int64_t j = 0; j < d; ++j) {
             ref.dv[bank][gradient + j] += scores[i] * operand(p.dout[at + j]);
             ref.dk[bank][gradient + j] += ds * operand(p.q[at + j]);
             ref.dq[at + j] += ds * key(i, j);
+            ref.dk_terms[bank][gradient + j] += terms * std::abs(operand(p.q[at + j]));
+            ref.dq_terms[at + j] += terms * std::abs(key(i, j));
           }
         }
       }

@@ -90,22 +90,28 @@ void expect_forward_matches(const std::string& what, const std::vector<Problem>&
 }
 
 // Over each tensor of each problem: relative L2 error at most `limit`, and exact zeros where the reference
-// has only zeros.
+// has only zeros. A tensor that is all but cancelled is measured by an eighth of what cancels.
 void expect_gradients_match(const std::string& what, const std::vector<Problem>& problems, double limit) {
   double worst = 0;
   for (const Problem& p : problems) {
     const Result got = run_backward(p);
     const Reference ref = reference(p);
-    const auto compare = [&](const std::vector<float>& x, const std::vector<double>& y) {
-      double error = 0, norm = 0;
-      for (size_t i = 0; i < y.size(); ++i) error += (x[i] - y[i]) * (x[i] - y[i]), norm += y[i] * y[i];
-      const double relative = norm > 0 ? std::sqrt(error / norm) : error > 0 ? kInfinity : 0;
+    const auto compare = [&](const std::vector<float>& x, const std::vector<double>& y,
+                             const std::vector<double>& terms) {
+      double error = 0, norm = 0, cancels = 0;
+      for (size_t i = 0; i < y.size(); ++i) {
+        error += (x[i] - y[i]) * (x[i] - y[i]), norm += y[i] * y[i];
+        cancels += terms[i] * terms[i] / 64;
+      }
+      const double relative = norm > 0    ? std::sqrt(error / std::max(norm, cancels))
+                              : error > 0 ? kInfinity
+                                          : 0;
       worst = std::isnan(relative) ? relative : std::max(worst, relative);
     };
-    compare(got.dq, ref.dq);
+    compare(got.dq, ref.dq, ref.dq_terms);
     for (size_t bank = 0; bank < p.banks.size(); ++bank) {
-      compare(got.dk[bank], ref.dk[bank]);
-      compare(got.dv[bank], ref.dv[bank]);
+      compare(got.dk[bank], ref.dk[bank], ref.dk_terms[bank]);
+      compare(got.dv[bank], ref.dv[bank], ref.dv[bank]);
     }
   }
   std::printf("    %-44s worst relative L2 error %.3g, limit %.3g\n", what.c_str(), worst, limit);
@@ -288,13 +294,18 @@ DUOKV_TEST(exp_is_accurate) {
 
 // The forward pass and the backward one round a score alike: else the weight of one that is far ahead, which
 // is 1, would be off by what its last bits are worth. (A few queries alone sum their products in another
-// order.)
+// order.) Two of such scores that are close by chance differ by little more than their rounding: without
+// their queries.
 DUOKV_TEST(the_largest_of_large_scores_weighs_one) {
   Rng rng(17);
   for (int32_t length : {5, 40, 300}) {
     Problem p = causal_problem(rng, 1, length, 4, 2, 32, 0);
     for (float& x : p.q) x *= 1e5f;
     p.banks[0].bias = rng.normals(length, 30);
+    const std::vector<double> largest = reference(p).largest;
+    for (size_t query = 0; query < largest.size(); ++query) {
+      if (largest[query] < 1 - 1e-6) std::fill_n(p.dout.begin() + query * 32, 32, 0.0f);
+    }
     const Reference ref = reference(p);
     const Result got = run_backward(p);
     expect_relative_l2("dv of " + std::to_string(length), got.dv[0], ref.dv[0], 1e-6);
