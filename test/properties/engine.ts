@@ -2,12 +2,36 @@ import assert from 'node:assert/strict';
 
 import { type Device, Model, type ModelConfig, openDevice } from '../../lib/index.js';
 import { testBackend } from '../api/support.js';
+import { uniform } from '../reference/arbitraries.js';
 import type { Model as ReferenceModel } from '../reference/block.js';
 import { distanceOf, normOf } from '../reference/compare.js';
 import type { GradientEvaluation } from '../reference/model.js';
 
 /** The limits of the numerics specification for FP32 logits and caches. */
 export const FP32 = { absolute: 1e-4, relative: 1e-4 };
+/** Of mean cross-entropies. */
+export const MEAN_NLL = { absolute: 1e-6, relative: 1e-6 };
+
+/** How far what `measure` gives for results of moved weights, at most, is from nothing at all. */
+export type Rounding<T> = (measure: (moved: T) => number) => number;
+
+/**
+ * What FP32 can do to `results` of a model: 32 times the farthest that they go when all weights move by up to half an ulp, in
+ * three tries. Of random models one in hundreds all but cancels something, and its results say more of FP32 than of the engine:
+ * a limit that is missed is held against this.
+ */
+export function roundingOf<T>(model: ReferenceModel, results: (moved: ReferenceModel) => T): Rounding<T> {
+  let tries: T[] | undefined;
+  return (measure) => {
+    tries ??= [1, 2, 3].map((seed) => {
+      const next = uniform(seed);
+      const move = (values: Float64Array) => values.map((value) => value * (1 + (2 * next() - 1) * 2 ** -24));
+      const weights = new Map(Array.from(model.weights, ([name, values]) => [name, move(values)]));
+      return results({ ...model, weights });
+    });
+    return 32 * Math.max(...tries.map(measure));
+  };
+}
 
 /**
  * Every gradient is within 3e-5 of its L2 norm. Where one vanishes because its terms cancel, what is left is their rounding:
@@ -17,17 +41,20 @@ export const FP32 = { absolute: 1e-4, relative: 1e-4 };
 export function assertGradients(
   actual: ReadonlyMap<string, Float32Array>,
   expected: GradientEvaluation,
+  rounding?: Rounding<GradientEvaluation>,
 ): void {
   assert.deepEqual([...actual.keys()].sort(), [...expected.gradients.keys()].sort());
-  const rounding = 1e-7 * Math.max(1, expected.gradNorm);
+  const residue = 1e-7 * Math.max(1, expected.gradNorm);
   for (const [name, gradient] of expected.gradients) {
     const found = actual.get(name)!;
     const distance = distanceOf(found, gradient);
     const farthest = gradient.reduce((most, value, i) => Math.max(most, Math.abs(found[i] - value)), 0);
-    const limit = 3e-5 * normOf(gradient);
+    let limit = 3e-5 * normOf(gradient);
+    if (distance <= limit || farthest <= residue) continue;
+    limit = Math.max(limit, rounding?.(({ gradients }) => distanceOf(gradients.get(name)!, gradient)) ?? 0);
     assert.ok(
-      distance <= limit || farthest <= rounding,
-      `${name}: distance ${distance}, limit ${limit}; farthest ${farthest}, limit ${rounding}`,
+      distance <= limit,
+      `${name}: distance ${distance}, limit ${limit}; farthest ${farthest}, limit ${residue}`,
     );
   }
 }

@@ -1,10 +1,13 @@
 import assert from 'node:assert/strict';
 
-/** Every |actual - expected| is at most absolute + relative * |expected|; NaN is not. */
+/**
+ * Every |actual - expected| is at most absolute + relative * |expected|; NaN is not. Where one is more, `rounding` says what is
+ * granted besides.
+ */
 export function assertNear(
   actual: ArrayLike<number>,
   expected: ArrayLike<number>,
-  { absolute, relative }: { absolute: number; relative: number },
+  { absolute, relative, rounding }: { absolute: number; relative: number; rounding?: () => number },
   what: string,
 ): void {
   assert.equal(actual.length, expected.length, `${what}: length`);
@@ -14,6 +17,10 @@ export function assertNear(
     const share = Math.abs(actual[i] - expected[i]) / (absolute + relative * Math.abs(expected[i]));
     if (share > worst || Number.isNaN(share)) [worst, at] = [share, i];
     if (Number.isNaN(share)) break;
+  }
+  if (worst > 1 && rounding !== undefined) {
+    assertNear(actual, expected, { absolute: absolute + rounding(), relative }, what);
+    return;
   }
   assert.ok(
     worst <= 1,
