@@ -18,7 +18,11 @@ export interface TargetRow {
 const config = (design: string) => presetConfig(`${design}-126m`);
 
 export const time = (ms: number) =>
-  ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : ms >= 1 ? `${ms.toFixed(1)} ms` : `${(ms * 1000).toFixed(0)} µs`;
+  ms >= 1000
+    ? `${(ms / 1000).toFixed(2)} s`
+    : ms >= 1
+      ? `${ms.toFixed(1)} ms`
+      : `${(ms * 1000).toFixed(0)} µs`;
 const percent = (share: number) => `${(100 * share).toFixed(0)} %`;
 
 /** FLOPs of a prefill in which every layer computes every position; the head sees only the last. */
