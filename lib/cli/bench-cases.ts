@@ -4,7 +4,7 @@ import type { Device } from '../device.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
 import type { Session } from '../session.js';
-import { presetConfig } from './model-config.js';
+import { possibleRoutes, presetConfig } from './model-config.js';
 import { syntheticTokens } from './synthetic-tokens.js';
 
 export const MEASUREMENTS = ['prefill', 'decode', 'generate', 'request', 'train'] as const;
@@ -142,13 +142,14 @@ export async function prepareWork(
   options: WorkOptions,
   beforeTurns: (signal: AbortSignal) => Promise<void>,
 ): Promise<{ works: Work[]; cases: Case[]; parameters: Map<string, number> }> {
-  const { length, precision, steps, trainLength, measure, routes } = options;
+  const { length, precision, steps, trainLength, measure } = options;
   const works: Work[] = [];
   const cases: Case[] = [];
   const stepped: Stepped[] = [];
   const parameters = new Map<string, number>();
   for (const design of options.designs) {
     const config = presetConfig(design);
+    const routes = possibleRoutes(design, options.routes);
     const model = await Model.create(device, config, { seed: 0 });
     parameters.set(design, model.parameterCount);
     const trained = measure.includes('train') ? await Model.create(device, config, { seed: 0 }) : undefined;

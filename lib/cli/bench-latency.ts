@@ -4,7 +4,6 @@ import { PRECISIONS, ROUTES } from '../arguments.js';
 import type { Device } from '../device.js';
 import { Model } from '../model.js';
 import type { PrecisionName } from '../native.js';
-import { designPlan } from '../plan.js';
 import {
   type Cell,
   type Contender,
@@ -17,7 +16,7 @@ import {
   summarise,
 } from './latency-campaign.js';
 import { readRecord } from './latency-record.js';
-import { presetConfig, presetNames } from './model-config.js';
+import { possibleRoutes, presetConfig, presetNames } from './model-config.js';
 import {
   choicesOption,
   type DeviceFlags,
@@ -75,12 +74,9 @@ function listContenders(options: LatencyOptions): Contender[] {
   const presets = options.designs ?? (options.full ? everything : DEFAULT_PRESETS);
   const wanted = options.full ? [...ROUTES] : (routes as Contender['route'][]);
   return (precisions as PrecisionName[]).flatMap((precision) =>
-    presets.flatMap((preset) => {
-      const { hasGlobalBank } = designPlan(presetConfig(preset));
-      const possible = wanted.filter((route) => route !== 'uniform' || hasGlobalBank);
-      if (possible.length === 0) throw new UsageError(`--routes uniform: ${preset} has no global bank`);
-      return possible.map((route) => ({ preset, route, precision }));
-    }),
+    presets.flatMap((preset) =>
+      possibleRoutes(preset, wanted).map((route) => ({ preset, route, precision })),
+    ),
   );
 }
 

@@ -7,7 +7,7 @@ import { ROUTES } from '../arguments.js';
 import { DuokvError } from '../errors.js';
 import { type Case, MEASUREMENTS, prepareWork, STEPPED, type Work, type WorkOptions } from './bench-cases.js';
 import { benchLatencyCommand } from './bench-latency.js';
-import { presetConfig } from './model-config.js';
+import { possibleRoutes, presetConfig } from './model-config.js';
 import {
   choicesOption,
   type DeviceFlags,
@@ -37,6 +37,25 @@ interface PeerReport {
   params: number;
 }
 
+/** The last line that the script prints. Errors: `ERR_ARGUMENT` where it fails or the line is no report. */
+async function askPeer(python: string, args: readonly string[], signal: AbortSignal): Promise<PeerReport> {
+  const lastLine = (text: string) => text.trim().split('\n').at(-1) as string;
+  const refuse = (why: string, cause?: unknown) =>
+    new DuokvError('ERR_ARGUMENT', `${python} ${args[0]}: ${why}`, { cause });
+  const { stdout } = await promisify(execFile)(python, args, { signal }).catch((error) => {
+    if (error.name === 'AbortError') throw error;
+    throw refuse(lastLine(error.stderr || error.message), error);
+  });
+  const line = lastLine(stdout);
+  let report: Partial<PeerReport> | null = null;
+  try {
+    report = JSON.parse(line);
+  } catch {}
+  if (typeof report?.ms_median !== 'number' || typeof report.params !== 'number')
+    throw refuse(`printed ${JSON.stringify(line)}, no { ms_median, params }`);
+  return report as PeerReport;
+}
+
 /** The same measurement by the peer script, a process per repetition, with as many threads as the device has. */
 function peerWork(
   { measure, design, route, batch }: Case,
@@ -55,8 +74,7 @@ function peerWork(
   return {
     cases: [{ engine: 'peer', measure, design, route, batch }],
     async run(signal) {
-      const { stdout } = await promisify(execFile)(options.python, args, { signal });
-      const report = JSON.parse(stdout.trim().split('\n').at(-1) as string) as PeerReport;
+      const report = await askPeer(options.python, args, signal);
       if (report.params !== parameters) {
         throw new DuokvError(
           'ERR_ARGUMENT',
@@ -89,7 +107,7 @@ export function benchCommand(): Command {
     .option('--rounds <count>', 'repetitions after one to warm up', positiveInteger, 5)
     .option(
       '--read-rate <program>',
-      'asked between steps how fast memory is read: writes GB/s on a line for every line it gets',
+      'asked between steps of decode and generate how fast memory is read: writes GB/s on a line for every line it gets',
     )
     .option('--peers', 'time a PyTorch peer in the same rounds')
     .option('--python <path>', 'the Python that runs it', 'python3')
@@ -110,6 +128,8 @@ export function benchCommand(): Command {
     if (options.readRate !== undefined && !options.measure.some((name) => STEPPED.includes(name))) {
       throw new UsageError(`--read-rate needs --measure ${STEPPED.join(' or ')}`);
     }
+    // Before anything is built.
+    for (const design of options.designs) possibleRoutes(design, options.routes);
     await using device = await openChosenDevice(options);
     await using reader =
       options.readRate === undefined ? undefined : new RateProgram(options.readRate, signal);

@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 
 import { readCheckpointConfig, readJson } from '../checkpoint.js';
 import { DuokvError } from '../errors.js';
-import type { ModelConfig } from '../plan.js';
+import { designPlan, type ModelConfig } from '../plan.js';
 import { presets } from '../presets.js';
 import { collectSetting } from './options.js';
 import { UsageError } from './run.js';
@@ -52,6 +52,14 @@ export function presetConfig(name: string, settings: Settings = {}): ModelConfig
     throw new UsageError(`preset ${JSON.stringify(name)} is none of ${presetNames.join(', ')}`);
   }
   return make(settings as Partial<ModelConfig>);
+}
+
+/** Those of `routes` that a preset has: `uniform` takes a global bank. Errors: `UsageError` where none is left. */
+export function possibleRoutes<Route extends string>(preset: string, routes: readonly Route[]): Route[] {
+  const { hasGlobalBank } = designPlan(presetConfig(preset));
+  const possible = routes.filter((route) => route !== 'uniform' || hasGlobalBank);
+  if (possible.length === 0) throw new UsageError(`--routes uniform: ${preset} has no global bank`);
+  return possible;
 }
 
 async function configFile(path: string, settings: Settings): Promise<ModelConfig> {

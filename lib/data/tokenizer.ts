@@ -32,6 +32,7 @@ export interface TokenDecoder {
 }
 
 interface TokenizerJson {
+  decoder?: unknown;
   model: { vocab?: Record<string, number> | [string, number][] };
   added_tokens?: { id: number; content: string }[];
   [key: string]: unknown;
@@ -40,16 +41,16 @@ interface TokenizerJson {
 const BYTE_BOS = 256;
 const BYTE_EOS = 257;
 
-/**
- * The byte-level vocabulary as a `tokenizer.json`: id b is byte b, 256 is `<|bos|>`, 257 is `<|eos|>`. Bytes are spelt in
- * the printable alphabet of the ByteLevel pre-tokenizer: printable Latin-1 stands for itself, the others follow from U+0100.
- */
-function byteLevelJson(): string {
+/** How ByteLevel spells the 256 bytes: printable Latin-1 stands for itself, the others follow from U+0100. */
+function byteAlphabet(): string[] {
   const isPrintable = (byte: number) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte !== 173);
-  const vocab: Record<string, number> = {};
   let shifted = 256;
-  for (let byte = 0; byte < 256; byte++)
-    vocab[String.fromCharCode(isPrintable(byte) ? byte : shifted++)] = byte;
+  return Array.from({ length: 256 }, (_, byte) => String.fromCharCode(isPrintable(byte) ? byte : shifted++));
+}
+
+/** The byte-level vocabulary as a `tokenizer.json`: id b is byte b, 256 is `<|bos|>`, 257 is `<|eos|>`. */
+function byteLevelJson(): string {
+  const vocab = Object.fromEntries(byteAlphabet().map((character, byte) => [character, byte]));
   const special = { single_word: false, lstrip: false, rstrip: false, normalized: false, special: true };
   const byteLevel = { type: 'ByteLevel', add_prefix_space: false, trim_offsets: false, use_regex: false };
   return JSON.stringify({
@@ -99,40 +100,62 @@ export function byteTokenizer(): Tokenizer {
   };
 }
 
-/** Longest run of ids without a break that is decoded together, so that a stream of broken characters stays linear. */
-const MAX_PENDING = 16;
+/** The bytes of UTF-8 that a piece of the vocabulary stands for; undefined where it is text by the tokenizer's own rules. */
+function bytesOfPieces(decoder: unknown): (piece: string) => Uint8Array | undefined {
+  const { type, decoders = [] } = (decoder ?? {}) as { type?: string; decoders?: { type?: string }[] };
+  const types = type === 'Sequence' ? decoders.map((one) => one.type) : [type];
+  if (types.includes('ByteLevel')) {
+    const byteOf = new Map(byteAlphabet().map((character, byte) => [character, byte]));
+    return (piece) => {
+      const bytes = Array.from(piece, (character) => byteOf.get(character));
+      return bytes.includes(undefined) ? undefined : Uint8Array.from(bytes as number[]);
+    };
+  }
+  if (types.includes('ByteFallback')) {
+    return (piece) => {
+      const hex = /^<0x([0-9A-F]{2})>$/.exec(piece)?.[1];
+      return hex === undefined ? undefined : Uint8Array.of(Number.parseInt(hex, 16));
+    };
+  }
+  return () => undefined;
+}
 
 class HuggingFaceDecoder implements TokenDecoder {
   readonly #tokenizer: HuggingFaceTokenizer;
   readonly #silent: ReadonlySet<number>;
-  // Decoders look at neighbours (a leading space is dropped only at the start), so new ids are decoded after a piece
-  // that was already given out, and that piece's text is cut off again.
+  readonly #bytesOf: (id: number) => Uint8Array | undefined;
+  // The tokenizer makes U+FFFD of characters whose bytes are not all there, which a text may contain itself.
+  readonly #utf8 = new TextDecoder('utf-8', { ignoreBOM: true });
+  // Decoders look at neighbours (a leading space is dropped only at the start), so a piece is decoded after another that was
+  // already given out, and that piece's text is cut off again.
   #context: number[] = [];
-  #pending: number[] = [];
 
-  constructor(tokenizer: HuggingFaceTokenizer, silent: ReadonlySet<number>) {
+  constructor(
+    tokenizer: HuggingFaceTokenizer,
+    silent: ReadonlySet<number>,
+    bytesOf: (id: number) => Uint8Array | undefined,
+  ) {
     this.#tokenizer = tokenizer;
     this.#silent = silent;
+    this.#bytesOf = bytesOf;
   }
 
   async push(id: number): Promise<string> {
     if (this.#silent.has(id)) return '';
-    this.#pending.push(id);
-    return this.#flush(this.#pending.length >= MAX_PENDING);
-  }
-
-  end(): Promise<string> {
-    return this.#flush(true);
-  }
-
-  async #flush(force: boolean): Promise<string> {
-    if (this.#pending.length === 0) return '';
+    const bytes = this.#bytesOf(id);
+    if (bytes !== undefined) {
+      if (this.#context.length === 0) this.#context = [id];
+      return this.#utf8.decode(bytes, { stream: true });
+    }
+    const broken = this.#utf8.decode();
     const before = await this.#tokenizer.decode(this.#context, false);
-    const after = await this.#tokenizer.decode([...this.#context, ...this.#pending], false);
-    if (after.endsWith('\ufffd') && !force) return '';
-    this.#context = this.#pending;
-    this.#pending = [];
-    return after.slice(before.length);
+    const after = await this.#tokenizer.decode([...this.#context, id], false);
+    this.#context = [id];
+    return broken + after.slice(before.length);
+  }
+
+  async end(): Promise<string> {
+    return this.#utf8.decode();
   }
 }
 
@@ -170,6 +193,7 @@ export function huggingFaceTokenizer(
     // Unigram models list [piece, score] in the order of their ids, the others map piece to id.
     Array.isArray(pieces) ? pieces.map(([piece], id) => [piece, id]) : Object.entries(pieces),
   );
+  const pieceOf = new Map(Array.from(ids, ([piece, id]) => [id, piece]));
   for (const { content, id } of parsed.added_tokens ?? []) ids.set(content, id);
 
   function special(key: 'bos' | 'eos', common: readonly string[]): number {
@@ -183,6 +207,8 @@ export function huggingFaceTokenizer(
   const bos = special('bos', COMMON_BOS);
   const eos = special('eos', COMMON_EOS);
   const silent = new Set([bos, eos]);
+  const bytesOfPiece = bytesOfPieces(parsed.decoder);
+  const bytesOf = (id: number) => bytesOfPiece(pieceOf.get(id) ?? '');
   return {
     vocab: Array.from(ids.values()).reduce((highest, id) => Math.max(highest, id), -1) + 1,
     bos,
@@ -192,7 +218,7 @@ export function huggingFaceTokenizer(
       const encodings = await tokenizer.encodeBatch([...texts], { addSpecialTokens: false });
       return encodings.map((encoding) => Int32Array.from(encoding.getIds()));
     },
-    decoder: () => new HuggingFaceDecoder(tokenizer, silent),
+    decoder: () => new HuggingFaceDecoder(tokenizer, silent, bytesOf),
   };
 }
 

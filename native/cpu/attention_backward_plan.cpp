@@ -23,24 +23,27 @@ std::vector<KeyTile> plan_bank(const BackwardPlan& plan, int32_t bank, int64_t r
   std::vector<KeyTile> tiles;
   for (int64_t tile = first; tile < last; ++tile) tiles.push_back({bank, tile, plan.blocks(), -1, 0, {}});
   const auto index = [&](int64_t tile) { return static_cast<size_t>(tile - first); };
-  // Work per query and tile would be quadratic in a row's length: inner tiles of a query's span are seen
-  // whole, and counted where they begin and end; and neighbours mostly see the same tiles, which are marked
-  // once.
+  // Work per query and tile would be quadratic in a row's length: a tile's blocks are noted where it comes
+  // into sight and where it leaves it, and inner tiles of a query's span, which are seen whole, are counted
+  // where they begin and end.
+  const auto for_each_only_in = [&](Span a, Span b, auto note) {
+    for (int64_t tile = a.begin; tile < std::min(a.end, b.begin); ++tile) note(tiles[index(tile)]);
+    for (int64_t tile = std::max(a.begin, b.end); tile < a.end; ++tile) note(tiles[index(tile)]);
+  };
   std::vector<int64_t> whole(index(last) + 1, 0);
-  int64_t marked_block = -1, marked_begin = 0, marked_end = 0;
+  Span in_sight;  // tiles that the query before sees
+  int64_t last_block = -1;
+  const auto leave = [&](KeyTile& tile) { tile.last_block = std::max(tile.last_block, last_block); };
   for (int64_t t = 0; t < call.args.queries; ++t) {
     const Span span = call.visible(bank, row, t);
     if (span.empty()) continue;
     const int64_t begin = span.begin / KeyTile::kKeys, end = ceil_div(span.end, KeyTile::kKeys);
+    const Span now{static_cast<int32_t>(begin), static_cast<int32_t>(end)};
     const int64_t block = t / plan.block;
-    if (block != marked_block || begin < marked_begin || end > marked_end) {
-      for (int64_t tile = begin; tile < end; ++tile) {
-        KeyTile& key_tile = tiles[index(tile)];
-        key_tile.first_block = std::min(key_tile.first_block, block);
-        key_tile.last_block = std::max(key_tile.last_block, block);
-      }
-      marked_block = block, marked_begin = begin, marked_end = end;
-    }
+    for_each_only_in(in_sight, now, leave);
+    for_each_only_in(now, in_sight,
+                     [&](KeyTile& tile) { tile.first_block = std::min(tile.first_block, block); });
+    in_sight = now, last_block = block;
     const auto see = [&](KeyTile& key_tile) {
       const Span seen_of_tile = intersect(span, key_tile.span());
       key_tile.pairs += seen_of_tile.size();
@@ -52,6 +55,7 @@ std::vector<KeyTile> plan_bank(const BackwardPlan& plan, int32_t bank, int64_t r
     ++whole[index(begin + 1)];
     --whole[index(end - 1)];
   }
+  for_each_only_in(in_sight, {}, leave);
   int64_t queries = 0;
   for (KeyTile& key_tile : tiles) {
     queries += whole[index(key_tile.tile)];

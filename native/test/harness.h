@@ -204,7 +204,14 @@ class Array {
 
 inline uint64_t seed() {
   const char* text = std::getenv("DUOKV_SEED");
-  return text ? std::strtoull(text, nullptr, 10) : 1;
+  if (!text) return 1;
+  char* end = nullptr;
+  const uint64_t value = std::strtoull(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != 0) {
+    std::fprintf(stderr, "DUOKV_SEED is \"%s\"; it must be an integer of at least 0\n", text);
+    std::exit(2);
+  }
+  return value;
 }
 
 class Rng {

@@ -122,6 +122,16 @@ describe('duokv bench', () => {
     process.env['PEER_PARAMETERS'] = '7';
     await duokvFails([...args, ...peers], 1, /ERR_ARGUMENT: .*gqa2 has 7 parameters, gqa2-tiny has \d+/);
     delete process.env['PEER_PARAMETERS'];
+    const report = /^duokv: ERR_ARGUMENT: .*peer\.mjs: printed "\{.*", no \{ ms_median, params \}\n$/;
+    await duokvFails([...args, ...peers], 1, report);
+    for (const [body, why] of [
+      ['console.log("done")', /^duokv: ERR_ARGUMENT: .*peer\.mjs: printed "done", no .*\n$/],
+      ['console.error("first\\nlast"); process.exit(3)', /^duokv: ERR_ARGUMENT: .*peer\.mjs: last\n$/],
+      ['', /^duokv: ERR_ARGUMENT: .*peer\.mjs: printed "", no .*\n$/],
+    ] as const) {
+      await writeFile(peer, body);
+      await duokvFails([...args, ...peers], 1, why);
+    }
     await duokvFails([...args, '--peers'], 2, /--peers needs --peer-script/);
     const generate = [...args, ...peers, '--measure', 'decode,generate'];
     await duokvFails(generate, 2, /--peers knows no --measure generate/);

@@ -38,6 +38,11 @@ describe('duokv', () => {
       /serve is none of prefill, decode, generate, request, train/,
     );
     await duokvFails(['bench', '--routes', 'exact,fast'], 2, /fast is none of exact, full, uniform/);
+    await duokvFails(
+      ['bench', '--designs', 'gqa2-tiny', '--routes', 'uniform'],
+      2,
+      /--routes uniform: gqa2-tiny has no global bank/,
+    );
     await duokvFails(['bench', '--designs', 'nope'], 2, /preset "nope" is none of local-history-126m, /);
     await duokvFails(
       ['bench', '--measure', 'train', '--read-rate', 'cat'],

@@ -73,6 +73,17 @@ function llamaLikeJson(): string {
   });
 }
 
+/** A byte-level vocabulary with a piece that ends within a character: the first two bytes of 日. */
+function byteLevelJson(): string {
+  const parsed = JSON.parse(byteTokenizer().json);
+  const spell = (byte: number) =>
+    Object.entries(parsed.model.vocab as Record<string, number>).find(([, id]) => id === byte)?.[0] ?? '';
+  const [first, second] = [0xe6, 0x97].map(spell) as [string, string];
+  parsed.model.vocab[first + second] = 258;
+  parsed.model.merges = [`${first} ${second}`];
+  return JSON.stringify(parsed);
+}
+
 async function encode(tokenizer: Tokenizer, text: string): Promise<number[]> {
   return Array.from((await tokenizer.encode([text]))[0] as Int32Array);
 }
@@ -113,6 +124,7 @@ describe('tokenizer', () => {
     const llama = huggingFaceTokenizer(llamaLikeJson(), { path: 'test' });
     const cases: [Tokenizer, (text: string) => string][] = [
       [byteTokenizer(), (text) => text],
+      [huggingFaceTokenizer(byteLevelJson(), { path: 'test' }), (text) => text],
       // SentencePiece writes a space as "▁", so that a "▁" of the text is one.
       [llama, (text) => text.replaceAll('▁', ' ')],
     ];
@@ -122,9 +134,14 @@ describe('tokenizer', () => {
         { weight: 1, arbitrary: fc.constantFrom(' ', '▁', '\ufffd', '\ufeff', '\n', 'he', '<s>') },
       ),
     });
+    // A U+FFFD of the text is a character like any other.
+    const replaced = fc
+      .tuple(fc.nat(20), fc.constantFrom('', 'é', '日本', '😀!', ' he'))
+      .map(([count, rest]) => '\ufffd'.repeat(count) + rest);
+    assert.deepEqual(await encode(cases[1][0], '日'), [258, 0xa5]);
     for (const [tokenizer, comesBack] of cases) {
       await fc.assert(
-        fc.asyncProperty(texts, async (text) => {
+        fc.asyncProperty(fc.oneof({ weight: 3, arbitrary: texts }, replaced), async (text) => {
           const expected = comesBack(text);
           const decoder = tokenizer.decoder();
           let streamed = '';
