@@ -134,7 +134,11 @@ describe('the latency campaign', () => {
 
     it('refuses what it cannot run', async () => {
       await duokvFails([...args, '--cells', '1x16'], 2, /--cells 1x16 is not BATCHxPROMPTxSTEPS/);
-      await duokvFails([...args, '--routes', 'fast'], 2, /fast is none of exact, full, uniform/);
+      await duokvFails(
+        [...args, '--routes', 'fast'],
+        2,
+        /option '--routes <routes>'.* fast is none of exact, full, uniform/,
+      );
       await duokvFails([...args, '--routes', 'uniform'], 2, /--routes uniform: gqa2-tiny has no global bank/);
       await duokvFails(
         ['bench', 'latency', '--resume', join(directory, 'none')],

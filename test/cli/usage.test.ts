@@ -35,9 +35,13 @@ describe('duokv', () => {
     await duokvFails(
       ['bench', '--measure', 'serve'],
       2,
-      /serve is none of prefill, decode, generate, request, train/,
+      /option '--measure <kinds>'.* serve is none of prefill, decode, generate, request, train/,
     );
-    await duokvFails(['bench', '--routes', 'exact,fast'], 2, /fast is none of exact, full, uniform/);
+    await duokvFails(
+      ['bench', '--routes', 'exact,fast'],
+      2,
+      /option '--routes <routes>'.* fast is none of exact, full, uniform/,
+    );
     await duokvFails(
       ['bench', '--designs', 'gqa2-tiny', '--routes', 'uniform'],
       2,

@@ -12,7 +12,7 @@ export const FP32 = { absolute: 1e-4, relative: 1e-4 };
 /** Of mean cross-entropies. */
 export const MEAN_NLL = { absolute: 1e-6, relative: 1e-6 };
 
-/** How far what `measure` gives for results of moved weights, at most, is from nothing at all. */
+/** What is granted where `measure` tells how far results of moved weights are from those of the model. */
 export type Rounding<T> = (measure: (moved: T) => number) => number;
 
 /**
